@@ -1,0 +1,103 @@
+"""From what an exporter writes to a lean graph: inlined, folded, without no-ops, every value with a static shape and dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+from onnxscript import optimizer
+
+from .constants import fold_gather_elements, narrow_constants, separate_statistics, share_constants
+from .errors import ExportError
+from .explicit_pads import make_pads_explicit
+from .noop import remove_noops
+
+__all__ = ["RANDOM_OPS", "clean", "infer_shapes", "scope_of"]
+
+RANDOM_OPS = frozenset({"Dropout", "RandomUniform", "RandomNormal", "RandomUniformLike", "RandomNormalLike", "Multinomial", "Bernoulli"})
+"""Operators that draw numbers: never folded, never merged."""
+_FOLD_BYTES = 64 << 20
+"""Constants above this many bytes are computed at run time: folding them would make them resident for good."""
+
+
+def clean(model: ir.Model, protected: Collection[str]) -> None:
+    """Inlines functions, folds constants and removes no-ops, in place.
+
+    Args:
+        model: the graph as exported; graph outputs are already set.
+        protected: initializers that must stay what they are: parameters, float buffers and state.  Nothing computed from them is folded.
+
+    Raises:
+        ExportError: when a value has no static shape afterwards, or onnx.checker refuses the graph.
+    """
+    keep = frozenset(protected)
+
+    def should_fold(node: ir.Node) -> bool | None:
+        if node.op_type in RANDOM_OPS or node.op_type in ("BatchNormalization", "GatherElements"):
+            return False
+        inputs = [value for value in node.inputs if value is not None]
+        if any(value.name in keep for value in inputs):
+            return False
+        # Beyond its size limits the folder refuses by itself; Shape reads no values and is always worth folding.
+        return None
+
+    passes.InlinePass()(model)
+    before = -1
+    while before != len(model.graph):
+        before = len(model.graph)
+        _shapes(model)
+        optimizer.fold_constants(model, input_size_limit=_FOLD_BYTES, output_size_limit=_FOLD_BYTES, should_fold=should_fold)
+        passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+        fold_gather_elements(model, keep)
+        remove_noops(model, keep)
+        passes.RemoveUnusedNodesPass()(model)
+    narrow_constants(model, keep)
+    passes.RemoveUnusedNodesPass()(model)
+    share_constants(model, keep)
+    separate_statistics(model)
+    make_pads_explicit(model)
+    passes.RemoveUnusedOpsetsPass()(model)
+    model.functions.clear()  # all inlined
+    passes.TopologicalSortPass()(model)
+
+
+def _shapes(model: ir.Model) -> None:
+    """Shape inference with data propagation, strict about contradictions."""
+    passes.ShapeInferencePass(check_type=True, strict_mode=True, data_prop=True)(model)
+
+
+def infer_shapes(model: ir.Model) -> None:
+    """Gives every value a static shape and a dtype, and runs onnx.checker.
+
+    Raises:
+        ExportError: naming the first value without them, or the checker's complaint.
+    """
+    _shapes(model)
+    values = list(model.graph.inputs) + [value for node in model.graph for value in node.outputs]
+    for value in values:
+        if not value.name:
+            continue
+        if value.shape is None or value.dtype is None or not value.shape.is_static():
+            if not value.uses() and not value.is_graph_output() and value.producer() is not None:
+                continue  # an optional output that nobody reads
+            node = value.producer()
+            where = f"{node.op_type} {scope_of(node)}" if node is not None else "graph input"
+            shape = "unknown" if value.shape is None else str(value.shape)
+            raise ExportError(
+                f"value {value.name} of {where}",
+                f"its shape {shape} is not static",
+                "give static input shapes, and no data-dependent shapes",
+            )
+    try:
+        passes.CheckerPass(full_check=False)(model)
+    except onnx.checker.ValidationError as error:
+        raise ExportError("the exported graph", f"onnx.checker refuses it: {error}", "report the model that led here") from error
+
+
+def scope_of(node: ir.Node) -> str:
+    """The module path that a node came from (torch's), or the node's name."""
+    scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes", "")
+    parts = [part.strip(" '\"") for part in scopes.strip("[]").split(",")]
+    return parts[-2] if len(parts) > 1 and parts[-2] else str(node.name)

@@ -1,0 +1,43 @@
+"""Rewrites of an exported program that must come before torch's own decompositions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+__all__ = ["rewrite_feature_dropout"]
+
+
+def rewrite_feature_dropout(program: torch.export.ExportedProgram) -> None:
+    """Feature dropout becomes ``x * dropout(ones(N, C, 1, ...))``, in place: one draw per sample and channel, by an ordinary dropout.
+
+    torch would decompose it into bernoulli, that is, four ONNX nodes around a RandomUniformLike that no dropout rule knows.
+    """
+    aten = torch.ops.aten
+    multiply = {aten.feature_dropout.default: aten.mul.Tensor, aten.feature_dropout_.default: aten.mul_.Tensor}
+    graph = program.graph_module.graph
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target not in multiply:
+            continue
+        source, p, train = node.args
+        assert isinstance(source, fx.Node)
+        if not train or not p:
+            continue
+        value: Any = source.meta["val"]
+        shape = [*value.shape[:2], *(1,) * (value.ndim - 2)]
+        with graph.inserting_before(node):
+            ones = graph.call_function(aten.full.default, (shape, 1.0), {"dtype": value.dtype})
+            noise = graph.call_function(aten.dropout.default, (ones, p, True))
+            product = graph.call_function(multiply[node.target], (source, noise))
+        for new, shaped in ((ones, False), (noise, False), (product, True)):
+            new.meta = dict(node.meta)
+            if not shaped:
+                new.meta["val"] = value.new_empty(shape)
+        node.replace_all_uses_with(product)
+        graph.erase_node(node)
+        for spec in program.graph_signature.output_specs:
+            if spec.arg.name == node.name:
+                spec.arg.name = product.name
+    program.graph_module.recompile()

@@ -1,0 +1,131 @@
+"""SOURCE as users write it -> module or graph: ``package.module:factory``, ``zoo:NAME`` or ``file.onnx``."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .errors import ExportError
+from .forward_graph import ForwardGraph, InputSpec
+from .losses import Loss
+from .onnx_import import import_onnx
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["build_module", "load_source"]
+
+
+def load_source(
+    source: str,
+    inputs: Sequence[InputSpec] = (),
+    labels: Sequence[InputSpec] = (),
+    loss: Loss | str | None = None,
+    seed: int = 0,
+) -> ForwardGraph:
+    """A forward graph from a source.
+
+    Args:
+        source: ``package.module:factory`` (imported with the current directory on the path), ``zoo:NAME``, or a path ending in .onnx.
+        inputs: batch inputs; empty takes the zoo entry's, or the file's own where they are static.
+        labels: labels; empty takes the zoo entry's when inputs are its too, else they are derived from the loss.
+        loss: a loss; None takes the zoo entry's, else the model's own scalar output where there is one.
+        seed: seeds torch before the factory is called.
+
+    Raises:
+        ExportError: when the source cannot be found, built or exported.
+    """
+    if source.endswith(".onnx"):
+        return import_onnx(source, inputs, labels, loss, seed=seed)
+    if source.startswith("zoo:"):
+        entry = _zoo_entry(source)
+        if not inputs:
+            inputs = [InputSpec.parse(text) for text in entry.inputs]
+            labels = labels or [InputSpec.parse(text) for text in entry.labels]
+        loss = entry.loss if loss is None else loss
+    if not inputs:
+        raise ExportError(source, "no inputs given", "name at least one, such as x=8x3x224x224")
+    from .torch_export import export_torch
+
+    return export_torch(build_module(source, seed), inputs, labels, loss, seed, source)
+
+
+def build_module(source_spec: str, seed: int = 0) -> nn.Module:
+    """Builds the torch module of a source; the same spec and seed give the same module.
+
+    Raises:
+        ExportError: when the module or factory is missing, fails, or returns something else than an nn.Module.
+    """
+    if source_spec.endswith(".onnx"):
+        raise ExportError(source_spec, "an .onnx file has no torch module", "compare with the file itself")
+    spec = _zoo_entry(source_spec).factory if source_spec.startswith("zoo:") else source_spec
+    factory = _factory(spec)
+    try:
+        import torch
+        from torch import nn
+    except ImportError as error:
+        raise ExportError(spec, f"building it needs torch ({error})", "install torch") from error
+    # Not torch.manual_seed: onnxruntime-training hooks it to seed itself, and with seed 0 its first two dropouts draw the same mask.
+    torch.default_generator.manual_seed(seed)
+    torch.cuda.manual_seed_all(seed)
+    try:
+        with _current_directory_on_path():
+            module = factory()
+    except Exception as error:  # the user's code may raise anything
+        raise ExportError(spec, f"the factory failed: {type(error).__name__}: {error}", "call it in Python to see the traceback") from error
+    if not isinstance(module, nn.Module):
+        raise ExportError(spec, f"the factory returned a {type(module).__name__}, not an nn.Module", "return the model")
+    return module
+
+
+def _zoo_entry(source: str) -> Any:
+    # By name, as a user's factory is: this folder imports nothing of the rest of the package.
+    zoo = importlib.import_module(f"{(__package__ or '').rpartition('.')[0]}.models.zoo")
+    name = source.removeprefix("zoo:")
+    try:
+        return zoo.zoo_entry(name)
+    except KeyError:
+        raise ExportError(source, "the zoo has no such model", f"it has {', '.join(sorted(zoo.load_zoo()))}") from None
+
+
+def _factory(spec: str) -> Any:
+    module_name, colon, name = spec.partition(":")
+    if not colon or not module_name or not name:
+        raise ExportError(f"source {spec!r}", "not understood", "give package.module:factory, zoo:NAME or a path ending in .onnx")
+    with _current_directory_on_path():
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            missing = error.name or module_name
+            own = module_name == missing or module_name.startswith(f"{missing}.")
+            way_out = "run from the folder that holds it, or install it" if own else f"install {missing}"
+            raise ExportError(spec, f"no module named {missing}", way_out) from error
+        except Exception as error:  # the user's module may raise anything
+            raise ExportError(spec, f"importing {module_name} failed: {type(error).__name__}: {error}", "import it in Python") from error
+    factory: Any = module
+    for part in name.split("."):
+        factory = getattr(factory, part, None)
+        if factory is None:
+            raise ExportError(spec, f"module {module_name} has no {name}", "check the name of the factory")
+    if not callable(factory):
+        raise ExportError(spec, f"{name} is a {type(factory).__name__}, not callable", "name a function or a class that builds the model")
+    return factory
+
+
+@contextlib.contextmanager
+def _current_directory_on_path() -> Iterator[None]:
+    here = os.getcwd()
+    added = here not in sys.path
+    if added:
+        sys.path.insert(0, here)
+        importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        if added and here in sys.path:
+            sys.path.remove(here)

@@ -1,0 +1,250 @@
+"""nn.Module -> ExportedProgram, with what torch.export would drop or refuse put right beforehand."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import re
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .errors import ExportError
+from .no_grad import inline_grad_regions
+
+__all__ = ["TracedModule", "bind_inputs", "trace_module"]
+
+_TORCH = str(Path(torch.__file__).parent)
+
+
+@dataclass
+class TracedModule:
+    """An exported program (training IR, no_grad regions inlined as detach) and the names of its flat outputs.
+
+    After the model's own outputs come the values of all buffers at the end of the step: torch.onnx forgets mutations, never outputs.
+    """
+
+    program: torch.export.ExportedProgram
+    output_names: tuple[str, ...]
+    buffer_names: tuple[str, ...]
+
+
+def bind_inputs(module: nn.Module, names: Sequence[str]) -> list[str] | None:
+    """How named inputs reach ``module.forward``: by keyword when each is a parameter of it (the keywords), else by position (None).
+
+    Raises:
+        ExportError: when ``forward`` takes fewer positional inputs, or needs more, than there are names.
+    """
+    parameters = inspect.signature(module.forward).parameters.values()
+    keyword = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    signature = f"forward({', '.join(p.name for p in parameters)})"
+    if all(name in keyword for name in names):
+        missing = [name for name in required if name not in names]
+        if missing:
+            raise ExportError(
+                f"{type(module).__name__}.{signature}", f"no input given for {', '.join(missing)}", "name every input of forward"
+            )
+        return list(names)
+    if len(names) < len(required) or (len(names) > len(positional) and not takes_any):
+        raise ExportError(
+            f"{type(module).__name__}.{signature}",
+            f"{len(names)} inputs given ({', '.join(names)}), which it cannot take by position",
+            "give its inputs in order, or under its parameter names",
+        )
+    return None
+
+
+def trace_module(module: nn.Module, names: Sequence[str], example: Sequence[torch.Tensor]) -> TracedModule:
+    """Exports ``module``, each submodule in its own train/eval mode, for the shapes of the example inputs.
+
+    Raises:
+        ExportError: when the module cannot be traced, naming the user's line where there is one.
+    """
+    _refuse_hooks(module)
+    keywords = bind_inputs(module, names)
+    recorded: list[str] = []
+    buffers = tuple(name for name, _ in module.named_buffers())
+    original = module.forward
+
+    def flat_forward(*args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        result = original(*args) if keywords is None else original(**dict(zip(keywords, args, strict=True)))
+        flat: list[tuple[str, torch.Tensor]] = []
+        _flatten(result, "", flat)
+        if not flat:
+            raise ExportError(f"{type(module).__name__}.forward", "it returns no tensor", "return the tensors that the loss needs")
+        recorded[:] = [name for name, _ in flat]
+        return (*(tensor for _, tensor in flat), *(module.get_buffer(name).clone() for name in buffers))
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(_override(module, "forward", flat_forward))
+        for sub in module.modules():
+            if isinstance(sub, nn.modules.batchnorm._BatchNorm) and sub.momentum is None and sub.training and sub.track_running_stats:
+                stack.enter_context(_override(sub, "forward", _cumulative_forward(sub)))
+        stack.enter_context(_refuse_autograd_functions())
+        try:
+            program = torch.export.export(module, tuple(example), strict=False)
+        except ExportError:
+            raise
+        except Exception as error:  # torch.export raises whatever the user's code raises
+            raise _untraceable(module, error) from error
+    inline_grad_regions(program)
+    _check_values(module, program)
+    return TracedModule(program, tuple(recorded), buffers)
+
+
+def _flatten(value: Any, path: str, flat: list[tuple[str, torch.Tensor]]) -> None:
+    """Lists tensors in ``value`` under names made of keys, fields and positions; None is left out as torch's own outputs do."""
+    if isinstance(value, torch.Tensor):
+        flat.append((path or "output", value))
+        return
+    if value is None:
+        return
+    items: list[tuple[str, Any]]
+    if isinstance(value, Mapping):
+        items = [(str(key), item) for key, item in value.items()]
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        items = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        items = list(zip(value._fields, value, strict=True))
+    elif isinstance(value, list | tuple):
+        items = [(f"output_{i}" if not path else str(i), item) for i, item in enumerate(value)]
+    else:
+        raise ExportError(
+            f"output {path or '0'} of the model",
+            f"it is a {type(value).__name__}, not a tensor",
+            "return tensors (transformers: use_cache=False)",
+        )
+    for key, item in items:
+        clean = re.sub(r"[^0-9A-Za-z_.]", "_", key)
+        _flatten(item, f"{path}_{clean}" if path else clean, flat)
+
+
+def _cumulative_forward(bn: nn.modules.batchnorm._BatchNorm) -> Callable[[torch.Tensor], torch.Tensor]:
+    """BatchNorm with momentum=None in traceable form: its factor 1/num_batches_tracked is a tensor, never a Python float."""
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        bn._check_input_dim(x)
+        counter, mean, var = bn.num_batches_tracked, bn.running_mean, bn.running_var
+        if counter is None or mean is None or var is None:
+            raise ExportError("BatchNorm", "momentum=None without running statistics", "set track_running_stats=False")
+        counter.add_(1)
+        batch_mean, batch_var = torch.zeros_like(mean), torch.zeros_like(var)
+        y = F.batch_norm(x, batch_mean, batch_var, bn.weight, bn.bias, True, 1.0, bn.eps)
+        share = 1.0 / counter.to(mean.dtype)
+        mean.copy_(mean * (1.0 - share) + batch_mean * share)
+        var.copy_(var * (1.0 - share) + batch_var * share)
+        return y
+
+    return forward
+
+
+@contextlib.contextmanager
+def _override(target: Any, name: str, value: Any) -> Iterator[None]:
+    """Sets an instance attribute for the time of the trace; whatever the instance had comes back."""
+    had = name in vars(target)
+    before = vars(target).get(name)
+    setattr(target, name, value)
+    try:
+        yield
+    finally:
+        if had:
+            setattr(target, name, before)
+        else:
+            delattr(target, name)
+
+
+@contextlib.contextmanager
+def _refuse_autograd_functions() -> Iterator[None]:
+    """While tracing, a custom autograd.Function is an error: only its forward would be seen, its own backward would be lost."""
+    apply = torch.autograd.Function.__dict__["apply"]
+
+    def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if cls.__module__.startswith("torch."):
+            return apply.__get__(None, cls)(*args, **kwargs)
+        raise ExportError(
+            f"autograd.Function {cls.__qualname__}", "its custom backward is invisible to the exporter", "write it in torch operations"
+        )
+
+    torch.autograd.Function.apply = classmethod(refuse)
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = apply
+
+
+def _refuse_hooks(module: nn.Module) -> None:
+    for name, sub in module.named_modules():
+        if sub._backward_hooks or sub._backward_pre_hooks:
+            raise ExportError(
+                f"module {name or type(module).__name__}", "backward hooks change gradients unseen", "remove them before exporting"
+            )
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks:
+            raise ExportError(f"parameter {name}", "a gradient hook changes its gradient unseen", "remove it before exporting")
+
+
+def _check_values(module: nn.Module, program: torch.export.ExportedProgram) -> None:
+    """Refuses shapes that depend on data and dtypes without an ONNX training meaning."""
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        for tensor in value if isinstance(value, list | tuple) else (value,):
+            line = user_line(node.meta.get("stack_trace") or "")
+            if isinstance(tensor, torch.SymInt | torch.SymFloat | torch.SymBool):
+                raise ExportError(f"{node.target}{line}", "a Python value computed from data", "keep it a tensor (no .item(), no bool())")
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            if not all(isinstance(d, int) for d in tensor.shape):
+                raise ExportError(
+                    f"{node.target}{line}", f"its output shape {tuple(tensor.shape)} depends on data", "use masks of a fixed shape"
+                )
+            if tensor.dtype.is_complex:
+                raise ExportError(f"{node.target}{line}", "complex tensors have no gradient here", "use pairs of real tensors")
+    written = sorted(program.graph_signature.parameters_to_mutate.values())
+    if written:
+        raise ExportError(
+            f"parameter {written[0]}", f"{type(module).__name__}.forward writes to it", "make it a buffer, or update it outside"
+        )
+
+
+def user_line(stack: str) -> str:
+    """`` at FILE:LINE (code)`` of the innermost frame outside torch, or an empty string."""
+    frames = re.findall(r'File "([^"]+)", line (\d+), in [^\n]+\n\s*([^\n]*)', stack)
+    for file, line, code in reversed(frames):
+        if not file.startswith(_TORCH) and not file.startswith("<"):
+            return f" at {Path(file).name}:{line} ({code.strip()})"
+    return ""
+
+
+def _untraceable(module: nn.Module, error: Exception) -> ExportError:
+    cause: BaseException | None = error
+    while cause is not None:  # the user's refusal may have been wrapped on its way out
+        if isinstance(cause, ExportError):
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    here = str(Path(__file__).parent)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((_TORCH, here, "<"))]
+    own = [f for f in frames if "site-packages" not in f.filename] or frames
+    at = ""
+    if own and own[-1].filename.endswith(".py") and own[-1].name not in ("export_torch", "trace_module"):
+        at = f" at {Path(own[-1].filename).name}:{own[-1].lineno} ({own[-1].line})"
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    kind = type(error).__name__
+    data_dependent = "DataDependent" in kind or "data-dependent" in str(error) or "Unsupported" in kind
+    if data_dependent:
+        way_out = "replace Python control flow on tensor values by torch.where or masks"
+    else:
+        way_out = "run the module once in torch with inputs of these shapes and dtypes"
+    return ExportError(f"{type(module).__name__}{at}", f"cannot be traced: {kind}: {first}", way_out)

@@ -1,0 +1,184 @@
+"""How aten operators with training semantics become ONNX: the custom translation table of the exporter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from onnxscript import opset20 as op
+
+from .errors import ExportError
+
+__all__ = ["MASKED", "translation_table"]
+
+MASKED = float(np.finfo(np.float32).min) / 2
+"""Added to masked attention scores: exp underflows to exactly 0, and unlike -inf a fully masked row gives no NaN."""
+
+Value = Any  # onnxscript traces symbolic tensors through its operators
+
+
+def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """aten overload -> function that emits its ONNX form (torch.onnx's ``custom_translation_table``)."""
+    aten = torch.ops.aten
+    return {
+        aten._native_batch_norm_legit_functional.default: batch_norm_training,
+        aten._native_batch_norm_legit.no_stats: batch_norm_no_stats,
+        aten.native_dropout.default: native_dropout,
+        aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
+        aten.linear.default: linear,
+        aten.gelu.default: gelu,
+    }
+
+
+def _shape(x: Value) -> tuple[int, ...]:
+    return tuple(int(d) for d in x.shape)
+
+
+def _dtype(x: Value) -> np.dtype[Any]:
+    return ir.DataType(x.dtype).numpy()
+
+
+def _constant(array: np.ndarray[Any, Any]) -> Value:
+    return op.Constant(value=ir.serde.serialize_tensor(ir.tensor(array)))
+
+
+def _ints(*values: int) -> Value:
+    return _constant(np.array(values, np.int64))
+
+
+def _live_dropout(x: Value, p: float) -> tuple[Value, Value]:
+    """An active Dropout without a seed: two layers never share a mask (hazard R7)."""
+    if not 0.0 <= p < 1.0:
+        raise ExportError("dropout", f"p={p} leaves nothing to train", "use 0 <= p < 1")
+    y, mask = op.Dropout(x, _constant(np.array(p, np.float32)), _constant(np.array(True)))
+    return y, mask
+
+
+def native_dropout(x: Value, p: float, train: bool | None = True) -> tuple[Value, Value]:
+    """aten.native_dropout: (output, mask)."""
+    if train is False or p == 0.0:
+        return op.Identity(x), _constant(np.ones(_shape(x), np.bool_))
+    return _live_dropout(x, p)
+
+
+def batch_norm_training(
+    x: Value, weight: Value, bias: Value, running_mean: Value, running_var: Value, training: bool, momentum: float, eps: float
+) -> tuple[Value, ...]:
+    """Training-mode batch normalization: (y, save_mean, save_rstd, new running_mean, new running_var).
+
+    ONNX keeps the biased batch variance in running_var, torch the unbiased one.  With n values per channel, f = n/(n-1) and torch's
+    momentum m, feeding old/f gives ``f ((1-m) old/f + m biased) = (1-m) old + m unbiased``.  Nothing reads running_var after the node:
+    ORT's kernel writes the new statistics over the ones it is fed.
+    """
+    if not training:
+        y = op.BatchNormalization(x, *_affine(x, weight, bias), running_mean, running_var, epsilon=eps)
+        return y, running_mean, running_var, op.Identity(running_mean), op.Identity(running_var)
+    n = math.prod(_shape(x)) // _shape(x)[1]
+    if n < 2:
+        raise ExportError("BatchNorm in training mode", "one value per channel has no variance", "use a larger batch")
+    scale, shift = _affine(x, weight, bias)
+    dtype = _dtype(running_var)
+    fed = op.Mul(running_var, _constant(np.array((n - 1) / n, dtype)))
+    y, mean, var = op.BatchNormalization(x, scale, shift, running_mean, fed, epsilon=eps, momentum=1.0 - momentum, training_mode=1)
+    return y, mean, var, mean, op.Mul(var, _constant(np.array(n / (n - 1), dtype)))
+
+
+def batch_norm_no_stats(x: Value, weight: Value, bias: Value, training: bool, momentum: float, eps: float) -> tuple[Value, ...]:
+    """Batch statistics always, nothing tracked (``track_running_stats=False``).
+
+    ONNX wants running statistics all the same: constants of this node's own, which momentum 1 leaves as they are even where a kernel
+    overwrites its inputs.
+    """
+    channels = _shape(x)[1]
+    scale, shift = _affine(x, weight, bias)
+    y, mean, var = op.BatchNormalization(
+        x,
+        scale,
+        shift,
+        _constant(np.zeros(channels, _dtype(x))),
+        _constant(np.ones(channels, _dtype(x))),
+        epsilon=eps,
+        momentum=1.0,
+        training_mode=1,
+    )
+    return y, mean, var
+
+
+def _affine(x: Value, weight: Value, bias: Value) -> tuple[Value, Value]:
+    channels, dtype = _shape(x)[1], _dtype(x)
+    scale = _constant(np.ones(channels, dtype)) if weight is None else weight
+    shift = _constant(np.zeros(channels, dtype)) if bias is None else bias
+    return scale, shift
+
+
+def gelu(x: Value, approximate: str = "none") -> Value:
+    """aten.gelu as one Gelu node (opset 20)."""
+    return op.Gelu(x, approximate=approximate)
+
+
+def linear(x: Value, weight: Value, bias: Value = None) -> Value:
+    """aten.linear as one Gemm on the flattened batch: no transposed copy of the weight, no separate bias Add.
+
+    Shapes: x (..., in), weight (out, in), bias (out,) -> (..., out).
+    """
+    shape, features = _shape(x), _shape(weight)
+    rows = math.prod(shape[:-1])
+    flat = x if len(shape) == 2 else op.Reshape(x, _ints(rows, shape[-1]))
+    y = op.Gemm(flat, weight, transB=1) if bias is None else op.Gemm(flat, weight, bias, transB=1)
+    return y if len(shape) == 2 else op.Reshape(y, _ints(*shape[:-1], features[0]))
+
+
+def scaled_dot_product_attention(
+    query: Value,
+    key: Value,
+    value: Value,
+    attn_mask: Value = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Value:
+    """Attention in plain operators: softmax(scale Q K^T + mask), live dropout, times V.
+
+    Shapes: query (..., L, E), key (..., S, E), value (..., S, Ev) -> (..., L, Ev).  A causal mask is one additive constant.  Of a
+    boolean mask, a row without a single True gives zeros, as torch's; where the mask is constant, folding removes that factor.
+    """
+    dtype = _dtype(query)
+    if np.finfo(dtype).bits < 32:
+        raise ExportError("scaled_dot_product_attention", f"{dtype} masks would overflow", "train in float32")
+    q_shape, k_shape = _shape(query), _shape(key)
+    if enable_gqa and len(q_shape) == 4 and q_shape[1] != k_shape[1]:
+        key, value = (_repeat_heads(t, q_shape[1]) for t in (key, value))
+    length, source = q_shape[-2], k_shape[-2]
+    factor = 1.0 / math.sqrt(q_shape[-1]) if scale is None else scale
+    if factor != 1.0:
+        query = op.Mul(query, _constant(np.array(factor, dtype)))
+    rank = len(k_shape)
+    scores = op.MatMul(query, op.Transpose(key, perm=[*range(rank - 2), rank - 1, rank - 2]))
+    live_rows = None
+    if is_causal:
+        mask = np.where(np.tril(np.ones((length, source), np.bool_)), 0.0, MASKED)
+        scores = op.Add(scores, _constant(mask.astype(dtype)))
+    if attn_mask is not None:
+        if ir.DataType(attn_mask.dtype) == ir.DataType.BOOL:
+            zero, masked = _constant(np.array(0, dtype)), _constant(np.array(MASKED, dtype))
+            scores = op.Add(scores, op.Where(attn_mask, zero, masked))
+            present = op.Cast(attn_mask, to=int(ir.DataType.from_numpy(dtype)))
+            live_rows = op.ReduceMax(present, _ints(-1), keepdims=1)
+        else:
+            scores = op.Add(scores, attn_mask)
+    weights = op.Softmax(scores, axis=-1)
+    if dropout_p:
+        weights, _ = _live_dropout(weights, dropout_p)
+    y = op.MatMul(weights, value)
+    return y if live_rows is None else op.Mul(y, live_rows)
+
+
+def _repeat_heads(x: Value, heads: int) -> Value:
+    batch, groups, length, width = _shape(x)
+    wide = op.Expand(op.Unsqueeze(x, _ints(2)), _ints(batch, groups, heads // groups, length, width))
+    return op.Reshape(wide, _ints(batch, heads, length, width))

@@ -1,0 +1,141 @@
+"""An artifact: a folder that ONNX Runtime trains from, without PyTorch and without onnxremat.
+
+    training_model.onnx      the scheduled training step
+    unscheduled_model.onnx   the same step before scheduling: the reference of ``verify``
+    eval_model.onnx          batch and parameters -> loss and the model's outputs
+    optimizer_model.onnx     where ONNX Runtime has a kernel for the optimizer
+    checkpoint               parameters and state at the start
+    problem.json, plan.json  what was scheduled, and how
+    manifest.json            roles, hashes, versions, the session options it needs, the figures of its verification
+    report.html              all of that for people
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+
+from .errors import ArtifactError
+from .exporters import InputSpec
+from .optimizers import Optimizer
+from .scheduler import Plan, Problem
+
+Array = npt.NDArray[Any]
+
+FORMAT = "onnxremat-artifact"
+VERSION = 1
+TRAINING, UNSCHEDULED, EVAL, OPTIMIZER = "training_model.onnx", "unscheduled_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
+CHECKPOINT, PROBLEM, PLAN, MANIFEST, REPORT = "checkpoint", "problem.json", "plan.json", "manifest.json", "report.html"
+#: Models with more constant bytes than this keep them in a file beside: protobuf ends at 2 GiB.
+_EXTERNAL_BYTES = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """An artifact folder that has been checked to be whole.
+
+    Attributes:
+        path: the folder.
+        manifest: the content of manifest.json.
+    """
+
+    path: Path
+    manifest: dict[str, Any]
+
+    @classmethod
+    def load(cls, path: str | Path) -> Artifact:
+        """Open an artifact.
+
+        Raises:
+            ArtifactError: the folder is not there, is not an artifact, or a file in it is missing or altered.
+        """
+        folder = Path(path)
+        if not folder.is_dir():
+            raise ArtifactError(f"there is no artifact folder {folder}: make one with 'onnxremat compile'")
+        try:
+            manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ArtifactError(f"{folder} is not an artifact: it has no {MANIFEST}") from None
+        except ValueError as error:
+            raise ArtifactError(f"{folder / MANIFEST} is damaged ({error}): compile again") from error
+        if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
+            raise ArtifactError(f"{folder / MANIFEST} has format {manifest.get('format')} {manifest.get('version')}; this onnxremat reads {FORMAT} {VERSION}")
+        for name, digest in manifest["files"].items():
+            file = folder / name
+            if not file.is_file():
+                raise ArtifactError(f"{folder} is not whole: {name} is missing; compile again")
+            if _digest(file) != digest:
+                raise ArtifactError(f"{file} is not what the manifest says (its hash differs): compile again")
+        return cls(folder, manifest)
+
+    @cached_property
+    def plan(self) -> Plan:
+        return Plan.load(self.path / PLAN)
+
+    @cached_property
+    def problem(self) -> Problem:
+        return Problem.load(self.path / PROBLEM)
+
+    @property
+    def inputs(self) -> list[InputSpec]:
+        return [InputSpec.parse(text) for text in self.manifest["inputs"]]
+
+    @property
+    def labels(self) -> list[InputSpec]:
+        return [InputSpec.parse(text) for text in self.manifest["labels"]]
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return Optimizer(**self.manifest["optimizer"])
+
+    def file(self, name: str) -> Path:
+        return self.path / name
+
+    def parameters(self) -> dict[str, Array]:
+        """The values in the checkpoint: trainable and frozen parameters and state, by name."""
+        from .runtime.ort import bindings
+
+        state = bindings().load_checkpoint(str(self.path / CHECKPOINT))
+        return {name: np.array(state.get_parameter(name).data.numpy()) for name in state.parameter_names()}
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def save_model(model: ir.Model, path: Path) -> None:
+    """Write a model, with its constants in a file beside it where they are large."""
+    constant_bytes = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
+    if constant_bytes > _EXTERNAL_BYTES:
+        ir.save(model, path, external_data=f"{path.name}.data")
+    else:
+        ir.save(model, path)
+
+
+def save_checkpoint(path: Path, trainable: Mapping[str, Array], frozen: Mapping[str, Array]) -> None:
+    """Write a checkpoint that ``onnxruntime.training.api.CheckpointState`` loads."""
+    from .runtime.ort import bindings
+
+    def serialize(arrays: Mapping[str, Array]) -> list[bytes]:
+        return [onnx.numpy_helper.from_array(np.ascontiguousarray(a), name).SerializeToString() for name, a in arrays.items()]
+
+    bindings().save_checkpoint(serialize(trainable), serialize(frozen), str(path), False)
+
+
+def file_digests(folder: Path) -> dict[str, str]:
+    """Hashes of all files of a folder but the manifest and the report."""
+    return {f.name: _digest(f) for f in sorted(folder.iterdir()) if f.is_file() and f.name not in (MANIFEST, REPORT)}

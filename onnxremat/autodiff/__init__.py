@@ -1,0 +1,22 @@
+"""Reverse-mode differentiation of ONNX graphs: the edges of the forward graph, reversed."""
+
+from . import rules_elementwise, rules_indexing, rules_linalg, rules_nn, rules_reduction, rules_shape
+from .engine import differentiate
+from .registry import NotDifferentiable, Refused, Vjp, joint_vjp, lookup, registered, vjp
+
+__all__ = [
+    "NotDifferentiable",
+    "Refused",
+    "Vjp",
+    "differentiate",
+    "joint_vjp",
+    "lookup",
+    "registered",
+    "rules_elementwise",
+    "rules_indexing",
+    "rules_linalg",
+    "rules_nn",
+    "rules_reduction",
+    "rules_shape",
+    "vjp",
+]

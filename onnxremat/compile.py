@@ -1,0 +1,386 @@
+"""The pipeline: export -> normalize -> differentiate -> cost -> plan -> emit -> verify -> artifact."""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from . import artifact as files
+from .artifact import Artifact, file_digests, save_checkpoint, save_model
+from .costs import analytic_costs, measured_costs
+from .emit import Emitted, emit, is_token
+from .errors import ArtifactError, BudgetInfeasible, OnnxRematError, VerificationFailed
+from .eval_graph import eval_model, evaluation_form
+from .exporters import ForwardGraph, InputSpec, Loss, build_module, export_torch, load_source
+from .files import whole_folder, write_json
+from .optimizers import Optimizer, optimizer_model
+from .problem import Costs, scheduling_problem
+from .runtime.arena import UNLIMITED, ArenaExhausted, Placement, bookkeeping_bytes, capacity_within, place
+from .runtime.session import SESSION_OPTIONS, Options, execution_order
+from .scheduler import Infeasible, Plan, Problem, solve
+from .training_graph import TrainingGraph, build_training_graph
+from .units import Budget, format_bytes
+
+Progress = Callable[[str], None]
+
+#: What the runtime itself takes during the first step beyond arena and arrays: stacks and packing buffers of its threads, lazily bound code.
+RUNTIME_BYTES = 2 * 2**20
+#: Room that the separate optimizer needs for the slices it works on.
+OPTIMIZER_BYTES = 4 * 2**20
+#: Room in the arena for what the placement does not model: scratch below the resolution of the probe, scalars.
+_ARENA_SLACK_BYTES, _ARENA_SLACK_SHARE = 2**20, 0.01
+_REPLANS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to compile.
+
+    Attributes:
+        source: ``package.module:factory``, ``zoo:NAME``, a ``.onnx`` file, or a label for a graph that is given.
+        inputs: the batch.
+        labels: the labels; empty: as the loss needs them.
+        loss: the loss; None: the model's own scalar output.
+        optimizer: how parameters follow gradients.
+        budget: the memory budget of a step.
+        strategy: scheduling strategy.
+        time_limit: seconds that planning may take.
+        seed: of the model's initial weights and of planning.
+        threads: intra-op threads of the machine that trains; 0 is the runtime's default.
+        costs: "measured" on this machine or "analytic".
+        verify: check the numbers when done.
+    """
+
+    source: str
+    inputs: tuple[InputSpec, ...] = ()
+    labels: tuple[InputSpec, ...] = ()
+    loss: Loss | None = None
+    optimizer: Optimizer = Optimizer()
+    budget: Budget = Budget(1.0, relative=True)
+    strategy: str = "auto"
+    time_limit: float = 60.0
+    seed: int = 0
+    threads: int = 0
+    costs: str = "measured"
+    verify: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A plan that fits, with its place in memory."""
+
+    plan: Plan
+    placement: Placement
+    arena_bytes: int
+    peak_bytes: int
+
+
+def compile_source(request: Request, output: Path, progress: Progress = lambda _: None) -> Artifact:
+    """Compile a source into an artifact folder, which appears whole or not at all.
+
+    Raises:
+        BudgetInfeasible: no plan fits; carries the smallest budget for which one was found.
+        VerificationFailed: the numbers differ from the reference; nothing is left behind.
+        OnnxRematError: of the kind that says what else went wrong.
+    """
+    progress(f"exporting {request.source}")
+    forward = load_source(request.source, request.inputs, request.labels, request.loss, request.seed)
+    if forward.source["kind"] == "torch":
+        module = build_module(request.source, request.seed).eval()
+        evaluation = export_torch(module, forward.inputs, forward.labels, loss_of(forward.source), request.seed, request.source)
+    else:
+        evaluation = evaluation_form(forward)
+    return compile_graphs(forward, evaluation, request, output, progress)
+
+
+def compile_module(module: Any, request: Request, output: Path, progress: Progress = lambda _: None) -> Artifact:
+    """Compile a torch module as it is now: weights, modes and ``requires_grad`` included."""
+    progress(f"exporting {request.source}")
+    forward = export_torch(module, request.inputs, request.labels, request.loss, request.seed, request.source)
+    evaluation = export_torch(copy.deepcopy(module).eval(), forward.inputs, forward.labels, request.loss, request.seed, request.source)
+    return compile_graphs(forward, evaluation, request, output, progress)
+
+
+def loss_of(source: dict[str, Any]) -> Loss | None:
+    """The loss that a forward graph's source names."""
+    return None if source.get("loss") is None else Loss.from_options(source["loss"], source.get("loss_options", {}))
+
+
+def compile_graphs(
+    forward: ForwardGraph, evaluation: ForwardGraph, request: Request, output: Path, progress: Progress = lambda _: None
+) -> Artifact:
+    """Compile a forward graph and its evaluation form (both consumed); see ``compile_source``."""
+    forward_outputs = list(evaluation.outputs)
+    progress("deriving the backward graph")
+    training = build_training_graph(forward, request.optimizer)
+    with whole_folder(output) as staging:
+        save_model(training.model, staging / files.UNSCHEDULED)
+        costs = node_costs(training, staging / files.UNSCHEDULED, request, progress)
+        problem = training_problem(training, costs, request.source)
+        budget = resolve_budget(problem, request.budget)
+        progress(f"planning {len(problem.ops)} ops into {format_bytes(budget)} ({request.strategy})")
+        begin = time.perf_counter()
+        scheduled = schedule(problem, budget, request)
+        solve_seconds = time.perf_counter() - begin
+        emitted = emit(training.model, problem, scheduled.plan)
+        save_model(emitted.model, staging / files.TRAINING)
+        check_order(staging / files.TRAINING, emitted)
+        save_model(eval_model(evaluation, training), staging / files.EVAL)
+        if not request.optimizer.in_graph:
+            onnx.save(optimizer_model(request.optimizer, training.trainable), str(staging / files.OPTIMIZER))
+        trained = set() if request.optimizer.in_graph else set(training.trainable)
+        save_checkpoint(
+            staging / files.CHECKPOINT,
+            {name: training.weights[name] for name in training.trainable if name in trained},
+            {name: array for name, array in training.weights.items() if name not in trained} | _zeros(training),
+        )
+        problem.save(staging / files.PROBLEM)
+        scheduled.plan.save(staging / files.PLAN)
+        manifest = _manifest(training, forward_outputs, problem, scheduled, emitted, request, costs, solve_seconds)
+        manifest["files"] = file_digests(staging)
+        write_json(staging / files.MANIFEST, manifest)
+        if request.verify:
+            progress("verifying")
+            _verify_into(staging, manifest, request)
+        from .report import write_report
+
+        write_report(Artifact.load(staging), staging / files.REPORT)
+    return Artifact.load(output)
+
+
+def _zeros(training: TrainingGraph) -> dict[str, Any]:
+    """Moments that are part of the graph start at zero, as frozen parameters of the checkpoint."""
+    import numpy as np
+
+    return {name: np.zeros(shape, np.float32) for name, shape in training.moments.items()}
+
+
+def node_costs(training: TrainingGraph, model_path: Path, request: Request, progress: Progress) -> Costs:
+    """Costs of the unscheduled step as the request wants them."""
+    if request.costs == "analytic":
+        return analytic_costs(training.graph)
+    progress("measuring the unscheduled step on this machine")
+    return measured_costs(training.graph, model_path, request.threads)
+
+
+def training_problem(training: TrainingGraph, costs: Costs, name: str) -> Problem:
+    """The scheduling problem of a training graph, optimizer phase included."""
+    resident = training.resident() | {"runtime": RUNTIME_BYTES}
+    optimizer_peak = 0 if training.optimizer.in_graph else sum(resident.values()) + OPTIMIZER_BYTES
+    return scheduling_problem(training.graph, costs, resident, name, optimizer_peak)
+
+
+def resolve_budget(problem: Problem, budget: Budget) -> int:
+    """The budget in bytes; percentages are of the unscheduled step's peak, placed as the runtime places it."""
+    return budget.resolve(problem.resident_bytes, unscheduled_peak(problem))
+
+
+def unscheduled_peak(problem: Problem) -> int:
+    """Bytes that the unscheduled step takes, fragmentation and bookkeeping of the arena included."""
+    return _peak_at(problem, place(problem, range(len(problem.ops)), UNLIMITED))
+
+
+def _slack(arena_bytes: int) -> int:
+    return _ARENA_SLACK_BYTES + int(_ARENA_SLACK_SHARE * arena_bytes)
+
+
+def _peak_at(problem: Problem, placement: Placement, capacity: int | None = None) -> int:
+    """The step's peak in an arena of this capacity, or of the smallest sensible one."""
+    capacity = placement.arena_bytes + _slack(placement.arena_bytes) if capacity is None else capacity
+    return max(problem.resident_bytes + placement.arena_bytes + bookkeeping_bytes(capacity), problem.optimizer_peak_bytes)
+
+
+def schedule(problem: Problem, budget: int, request: Request) -> Scheduled:
+    """The fastest plan found whose buffers, placed by the runtime's arena, stay within the budget.
+
+    Planning counts live bytes; the arena needs more where it fragments.  So planning is repeated with tighter limits until the placement fits, and then
+    between the loosest limit that fitted and the tightest that did not.
+
+    Raises:
+        BudgetInfeasible: no plan was found.
+    """
+    room = capacity_within(budget - problem.resident_bytes)
+    limit, above, below = budget, budget, 0  # limits above `above` are pointless, those below `below` are known to fit
+    best: Scheduled | None = None
+    smallest: int | None = None
+    begin = time.monotonic()
+    for _ in range(_REPLANS):
+        left = max(1.0, request.time_limit - (time.monotonic() - begin))
+        plan = _solve(problem, limit, request, left / 2)
+        if isinstance(plan, Infeasible):
+            if best is None and plan.minimum_budget_bytes <= budget and limit < plan.minimum_budget_bytes:
+                limit, below = plan.minimum_budget_bytes, limit  # the tightest limit that is worth a try
+                if limit >= above:
+                    break
+                continue
+            if best is not None:
+                break
+            smallest = _smallest_peak(problem, plan.minimum_budget_bytes, request, smallest)
+            raise _infeasible(problem, budget, smallest, plan.lower_bound_bytes) from plan
+        free = place(problem, plan.sequence, UNLIMITED)
+        fitting = _fit(problem, plan, budget)
+        if fitting is not None:
+            best = fitting if best is None or plan.seconds < best.plan.seconds else best
+            below = limit
+        else:
+            smallest = min(smallest or UNLIMITED, _peak_at(problem, free))
+            above = limit
+        if below >= above or time.monotonic() - begin > request.time_limit / 2 or (best is not None and above - below < room // 50):
+            break
+        scaled = problem.resident_bytes + int((plan.peak_bytes - problem.resident_bytes) * room / max(1, free.arena_bytes))
+        limit = (below + above) // 2 if best is not None else max(below + 1, min(scaled, above - 1))
+    if best is None:
+        raise _infeasible(problem, budget, smallest or budget, 0)
+    return best
+
+
+def _solve(problem: Problem, limit: int, request: Request, seconds: float) -> Plan | Infeasible:
+    try:
+        return solve(problem, limit, strategy=request.strategy, time_limit=seconds, seed=request.seed)
+    except Infeasible as error:
+        return error
+    except ValueError as error:
+        raise OnnxRematError(str(error)) from error
+
+
+def _fit(problem: Problem, plan: Plan, budget: int) -> Scheduled | None:
+    """The plan in the smallest arena that holds it, or None where that exceeds the budget.
+
+    A larger arena can place buffers worse, so the capacity is part of the simulation; capacity and bookkeeping together stay within the budget,
+    which makes it a hard limit.
+    """
+    largest = capacity_within(budget - problem.resident_bytes)
+    arena_bytes = place(problem, plan.sequence, UNLIMITED).arena_bytes
+    for _ in range(4):
+        capacity = max(arena_bytes + _slack(arena_bytes), OPTIMIZER_BYTES)
+        if capacity > largest:
+            return None
+        try:
+            placement = place(problem, plan.sequence, capacity)
+        except ArenaExhausted:
+            arena_bytes = capacity
+            continue
+        if placement.arena_bytes + _slack(placement.arena_bytes) <= capacity:
+            peak = _peak_at(problem, placement, capacity)
+            return Scheduled(replace(plan, budget_bytes=budget), placement, capacity, peak) if peak <= budget else None
+        arena_bytes = placement.arena_bytes
+    return None
+
+
+def _smallest_peak(problem: Problem, limit: int, request: Request, known: int | None) -> int:
+    """The smallest peak, placed, that is known to be reachable."""
+    plan = _solve(problem, limit, request, request.time_limit / 4)
+    found = known or UNLIMITED
+    if isinstance(plan, Plan):
+        found = min(found, _peak_at(problem, place(problem, plan.sequence, UNLIMITED)))
+    return max(found, problem.optimizer_peak_bytes)
+
+
+def _infeasible(problem: Problem, budget: int, minimum: int, floor: int) -> BudgetInfeasible:
+    proof = f"; no plan can take less than {format_bytes(floor)}" if floor > budget else ""
+    return BudgetInfeasible(
+        f"a step of {problem.name} was not brought below {format_bytes(minimum)}, and the budget is {format_bytes(budget)}{proof}: "
+        f"raise --budget to {minimum}B, or make the batch smaller",
+        minimum,
+    )
+
+
+def check_order(path: Path, emitted: Emitted) -> None:
+    """Ask the runtime for the order it will run the file in; raises ArtifactError where it is not the plan's or a clone is gone."""
+    planned = [str(n.name) for n in emitted.model.graph]
+    real = execution_order(path, Options())
+    missing = set(emitted.clones) - set(real)
+    if missing:
+        raise ArtifactError(f"ONNX Runtime removed {len(missing)} of {len(emitted.clones)} recomputes, '{min(missing)}' among them; the plan's memory would not hold")
+    tokens = {str(n.name) for n in emitted.model.graph if is_token(n)}
+    if [n for n in real if n not in tokens] != [n for n in planned if n not in tokens]:
+        at = next(i for i, (a, b) in enumerate(zip(real, planned, strict=False)) if a != b)
+        raise ArtifactError(f"ONNX Runtime would run '{real[at]}' where the plan has '{planned[at]}'; the plan's memory would not hold")
+
+
+def _manifest(
+    training: TrainingGraph,
+    outputs: Sequence[str],
+    problem: Problem,
+    scheduled: Scheduled,
+    emitted: Emitted,
+    request: Request,
+    costs: Costs,
+    solve_seconds: float,
+) -> dict[str, Any]:
+    plan = scheduled.plan
+    return {
+        "format": files.FORMAT,
+        "version": files.VERSION,
+        "target": "ort-training",
+        "source": copy.deepcopy(training.source),
+        "inputs": [str(s) for s in training.inputs],
+        "labels": [str(s) for s in training.labels],
+        "optimizer": asdict(training.optimizer),
+        "update": "in the training graph" if training.optimizer.in_graph else "separate",
+        "roles": {
+            "loss": training.loss,
+            "outputs": list(outputs),
+            "trainable": list(training.trainable),
+            "frozen": list(training.frozen),
+            "state": list(training.state),
+            "moments": list(training.moments),
+            "gradients": training.gradients,
+            "dropout_masks": [n.outputs[1].name for n in training.graph if n.op_type == "Dropout" and len(n.outputs) > 1],
+        },
+        "memory": {
+            "budget_bytes": plan.budget_bytes,
+            "resident": dict(problem.resident),
+            "resident_bytes": problem.resident_bytes,
+            "runtime_bytes": RUNTIME_BYTES,
+            "arena_bytes": scheduled.arena_bytes,
+            "peak_predicted_bytes": scheduled.peak_bytes,
+            "peak_live_bytes": plan.peak_bytes,
+            "peak_unscheduled_bytes": unscheduled_peak(problem),
+            "fragmentation": scheduled.placement.fragmentation,
+        },
+        "time": {
+            "costs": costs.origin,
+            "seconds_unscheduled": plan.seconds_unscheduled,
+            "seconds_predicted": plan.seconds,
+            "seconds_lower_bound": plan.seconds_lower_bound,
+            "solve_seconds": solve_seconds,
+        },
+        "plan": {
+            "strategy": plan.strategy,
+            "recomputed_ops": plan.recomputed_ops,
+            "swapped_tensors": plan.swapped_tensors,
+            "clones": list(emitted.clones),
+        },
+        "session_options": SESSION_OPTIONS,
+        "threads": request.threads,
+        "versions": {name: _version(name) for name in ("onnxremat", "onnx", "onnx-ir", "onnxruntime-training-cpu", "onnxruntime-training", "torch") if _version(name)},
+        "verification": None,
+        "files": {},
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        from . import __version__
+
+        return __version__ if name == "onnxremat" else None
+
+
+def _verify_into(folder: Path, manifest: dict[str, Any], request: Request) -> None:
+    from .verify import verify_artifact
+
+    result = verify_artifact(Artifact.load(folder), threads=request.threads, measure=True)
+    if not result.passed:
+        raise VerificationFailed(f"the compiled step does not reproduce its reference: {result.reason}; nothing was written (--no-verify keeps the artifact)")
+    manifest["verification"] = asdict(result)
+    write_json(folder / files.MANIFEST, manifest)

@@ -1,0 +1,179 @@
+"""Seconds from a profile of the unscheduled step, workspace from a probe of every kernel: on this machine, cached."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from ..files import cache_folder, write_json
+from ..graph import nbytes
+from ..ops import traits
+from ..problem import Costs
+from ..runtime import worker
+from ..runtime.ort import TRAINING_VERSION
+from .workspace import known_workspace
+
+#: Kernels that touch less than this are not worth a probe; their scratch is below the resolution of the measurement anyway.
+_SMALL = 512 * 1024
+#: Growth of the process that the kernel itself did not cause: pages of stacks, tables and counters.
+_NOISE = 384 * 1024
+
+
+def measured_costs(graph: ir.Graph, model_path: Path, threads: int = 0, steps: int = 5) -> Costs:
+    """Profile the unscheduled step and probe its kernels.
+
+    Args:
+        graph: the unscheduled training graph.
+        model_path: the same graph as a file.
+        threads: intra-op threads of the machine's runtime; 0 is its default.
+        steps: steps to profile; the first is a warm-up, the median of the others counts.
+
+    Returns:
+        Seconds and workspace bytes of every node.
+    """
+    workspace = _workspace(graph, threads)
+    digest = hashlib.sha256(model_path.read_bytes()).hexdigest()[:24]
+    seconds = _cached("profiles", f"{_machine(threads)}-{digest}", lambda: _profile(model_path, threads, steps))
+    return Costs(seconds, workspace, origin="measured")
+
+
+def _profile(model_path: Path, threads: int, steps: int) -> dict[str, float]:
+    rows: list[dict[str, float]] = worker.call("onnxremat.costs.measured:profile_job", model=str(model_path), threads=threads, steps=steps)
+    return {name: statistics.median(row[name] for row in rows[1:]) for name in rows[0]}
+
+
+def profile_job(model: str, threads: int, steps: int) -> list[dict[str, float]]:
+    """In a worker: node name -> seconds, for each step."""
+    from ..runtime.session import Options, make_session, run_profiled, sample_arrays
+
+    options = Options(threads=threads)
+    arrays = sample_arrays(make_session(model, options), np.random.default_rng(0))
+    profiled, _ = run_profiled(model, arrays, steps, options)
+    return [{row["name"]: row["seconds"] for row in step} for step in profiled]
+
+
+def _machine(threads: int) -> str:
+    """What a measurement depends on besides the graph."""
+    model = ""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            model = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
+    except OSError:
+        model = platform.processor()
+    text = f"{platform.machine()}|{model}|{os.cpu_count()}|{threads}|{TRAINING_VERSION}"
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _cached(kind: str, key: str, make: Any) -> Any:
+    folder = cache_folder(kind)
+    path = folder / f"{key}.json" if folder else None
+    if path is not None and path.exists():
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            path.unlink(missing_ok=True)  # a damaged entry is measured again
+    result = make()
+    if path is not None:
+        write_json(path, result)
+    return result
+
+
+def kernel_signature(node: ir.Node) -> str:
+    """What decides a kernel's scratch memory: operator, attributes, types, and the constants that are shapes."""
+    parts = [node.domain, node.op_type]
+    parts += [f"{k}={v.value}" for k, v in sorted(node.attributes.items()) if v.type != ir.AttributeType.TENSOR]
+    for value in node.inputs:
+        if value is None:
+            parts.append("-")
+            continue
+        parts.append(f"{value.dtype}{value.shape}")
+        if value.const_value is not None and value.const_value.size <= 16:
+            parts.append(str(value.const_value.numpy().tolist()))
+    parts += [f"{v.dtype}{v.shape}" if v.name else "-" for v in node.outputs]
+    return "|".join(parts)
+
+
+def _workspace(graph: ir.Graph, threads: int) -> dict[str, int]:
+    by_signature: dict[str, list[ir.Node]] = {}
+    formulas: dict[str, int] = {}
+    for node in graph:
+        exact = known_workspace(node, threads)
+        if exact is not None:
+            formulas[str(node.name)] = exact
+            continue
+        touched = sum(nbytes(v) for v in [*node.inputs, *node.outputs] if v is not None and v.name)
+        if touched >= _SMALL and not traits(node.op_type, node.domain).view and node.op_type != "InPlaceAccumulatorV2":
+            by_signature.setdefault(kernel_signature(node), []).append(node)
+    known: dict[str, int] = {}
+    missing: list[str] = []
+    folder = cache_folder("kernels")
+    machine = _machine(threads)
+    paths = {s: folder / f"{machine}-{hashlib.sha256(s.encode()).hexdigest()[:24]}.json" if folder else None for s in by_signature}
+    for signature, path in paths.items():
+        if path is not None and path.exists():
+            known[signature] = int(json.loads(path.read_text(encoding="utf-8")))
+        else:
+            missing.append(signature)
+    if missing:
+        measured = probe_kernels([by_signature[s][0] for s in missing], dict(graph.opset_imports), threads)
+        for signature, size in zip(missing, measured, strict=True):
+            known[signature] = size
+            path = paths[signature]
+            if path is not None:
+                write_json(path, size)
+    return formulas | {str(node.name): known[s] for s, nodes in by_signature.items() for node in nodes}
+
+
+def probe_kernels(nodes: list[ir.Node], opsets: dict[str, int], threads: int = 0) -> list[int]:
+    """Scratch bytes of each node's kernel, measured: what the process grows by while it runs, beyond the outputs."""
+    models = [single_node_model(node, opsets) for node in nodes]
+    sizes: list[int] = worker.call(
+        "onnxremat.costs.measured:probe_job", models=[m.SerializeToString().hex() for m in models], outputs=[sum(nbytes(v) for v in n.outputs if v.name) for n in nodes], threads=threads
+    )
+    return sizes
+
+
+def single_node_model(node: ir.Node, opsets: dict[str, int]) -> onnx.ModelProto:
+    """A model of one node, its small constants kept, everything else an input."""
+    copies: dict[int, ir.Value] = {}
+    for value in node.inputs:
+        if value is not None:
+            small = value.const_value if value.const_value is not None and value.const_value.size <= 4096 else None
+            copies.setdefault(id(value), ir.Value(name=value.name, shape=value.shape, type=value.type, const_value=small))
+    inputs = [v for v in copies.values() if v.const_value is None]
+    constants = [v for v in copies.values() if v.const_value is not None]
+    outputs = [ir.Value(name=v.name, shape=v.shape, type=v.type) for v in node.outputs]
+    copy = ir.Node(node.domain, node.op_type, [None if v is None else copies[id(v)] for v in node.inputs], list(node.attributes.values()), outputs=outputs, name="probe")
+    graph = ir.Graph(inputs, [v for v in outputs if v.name], nodes=[copy], initializers=constants, opset_imports=opsets, name="probe")
+    return ir.to_proto(ir.Model(graph, ir_version=10))
+
+
+def probe_job(models: list[str], outputs: list[int], threads: int) -> list[int]:
+    """In a worker: scratch bytes of each model's kernel, every buffer mapped by itself so that the growth is exact."""
+    from ..runtime import memory
+    from ..runtime.session import BoundSession, Options, make_session, sample_arrays
+
+    memory.map_large_buffers()
+    rng = np.random.default_rng(0)
+    results = []
+    for text, produced in zip(models, outputs, strict=True):
+        session = make_session(bytes.fromhex(text), Options(threads=threads, arena=False))
+        bound = BoundSession(session)
+        bound.bind(sample_arrays(session, rng))
+        bound.run()
+        memory.trim()
+        memory.reset_peak()
+        before = memory.resident_bytes()
+        bound.run_discarding()
+        grown = memory.peak_resident_bytes() - before - produced
+        results.append(grown if grown > _NOISE else 0)
+    return results

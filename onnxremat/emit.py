@@ -1,0 +1,186 @@
+"""A plan becomes an ONNX graph: the nodes in the plan's order, recomputes as clones, and data edges that protect every overwritten value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from .errors import OnnxRematError
+from .graph import GraphBuilder
+from .ops import MS, traits
+from .scheduler import Plan, Problem
+
+CLONE_OF = "onnxremat.recompute_of"
+SEPARATOR = "@"
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """A scheduled graph.
+
+    Attributes:
+        model: the graph, its nodes in the order of the plan.
+        order: node names in that order (token nodes excluded).
+        clones: names of the recompute clones.
+    """
+
+    model: ir.Model
+    order: tuple[str, ...]
+    clones: tuple[str, ...]
+
+
+def emit(model: ir.Model, problem: Problem, plan: Plan) -> Emitted:
+    """Lay out a training graph by a plan.
+
+    Args:
+        model: the unscheduled training graph; it is left alone.
+        problem: its scheduling problem (op i is node i).
+        plan: the sequence of runs.
+
+    Returns:
+        The scheduled graph. A clone of ``node`` is called ``node@k`` for its k-th recompute, and so are its outputs.
+
+    Raises:
+        OnnxRematError: the plan swaps tensors, or overwrites a value that a later run reads.
+    """
+    if plan.swapped_tensors:
+        raise OnnxRematError("the plan swaps tensors, which this target has no operators for: plan with recomputes only")
+    source = model.graph
+    nodes = list(source)
+    latest: dict[int, ir.Value] = {}
+    inputs = [_copy_value(v, latest) for v in source.inputs]
+    constants = [_copy_value(v, latest) for v in source.initializers.values() if not v.is_graph_input()]
+    runs: dict[int, int] = {}
+    laid: list[ir.Node] = []
+    clones: list[str] = []
+    originals: dict[int, ir.Value] = {}
+    for op in plan.sequence:
+        node = nodes[op]
+        count = runs[op] = runs.get(op, -1) + 1
+        made = _run(node, latest, count)
+        if count == 0:
+            originals |= {id(old): new for old, new in zip(node.outputs, made.outputs, strict=True)}
+        else:
+            clones.append(str(made.name))
+        laid.append(made)
+    graph = ir.Graph(
+        inputs,
+        [originals[id(v)] for v in source.outputs],
+        nodes=laid,
+        initializers=constants,
+        opset_imports=dict(source.opset_imports),
+        name=source.name or "training",
+    )
+    _protect_overwritten(graph)
+    scheduled = ir.Model(graph, ir_version=model.ir_version, producer_name="onnxremat")
+    return Emitted(scheduled, tuple(str(n.name) for n in laid), tuple(clones))
+
+
+def _copy_value(value: ir.Value, latest: dict[int, ir.Value]) -> ir.Value:
+    copy = ir.Value(name=value.name, shape=value.shape, type=value.type, const_value=value.const_value)
+    latest[id(value)] = copy
+    return copy
+
+
+def _run(node: ir.Node, latest: dict[int, ir.Value], count: int) -> ir.Node:
+    """One run of a node, reading the latest instance of each input; count 0 is the original."""
+    suffix = f"{SEPARATOR}{count}" if count else ""
+    metadata = dict(node.metadata_props)
+    if count:
+        metadata[CLONE_OF] = str(node.name)
+    made = ir.Node(
+        node.domain,
+        node.op_type,
+        [None if v is None else latest[id(v)] for v in node.inputs],
+        list(node.attributes.values()),
+        num_outputs=len(node.outputs),
+        name=f"{node.name}{suffix}",
+        metadata_props=metadata,
+    )
+    for old, new in zip(node.outputs, made.outputs, strict=True):
+        new.name = f"{old.name}{suffix}" if old.name else ""
+        new.shape, new.type = old.shape, old.type
+        latest[id(old)] = new
+    return made
+
+
+def _protect_overwritten(graph: ir.Graph) -> None:
+    """Make every node that overwrites a graph input depend, by data edges, on all other readers of the old value.
+
+    File order alone would do under the session options of the manifest, but a default session may run the write first, silently.  The edge: the
+    new value passes through ``Reshape(value, Min(Size(reader's output), 0...))``, whose target shape of zeros means "as it is"; Reshape aliases, so
+    the edge costs no memory.
+    """
+    nodes = list(graph)
+    position = {id(n): i for i, n in enumerate(nodes)}
+    ancestors = _ancestors(nodes, position)
+    for write in [n for n in nodes if n.op_type == "InPlaceAccumulatorV2"]:
+        buffer = write.inputs[0]
+        assert buffer is not None
+        readers = {id(n): n for v in _aliases(buffer) for n in (use.node for use in v.uses()) if n is not write}
+        loose = [n for n in readers.values() if n.graph is graph and not ancestors[position[id(write)]] >> position[id(n)] & 1 and not traits(n.op_type, n.domain).view]
+        late = [n for n in loose if position[id(n)] > position[id(write)]]
+        if late:
+            raise OnnxRematError(f"node '{late[0].name}' reads '{buffer.name}' after '{write.name}' has overwritten it; the plan is not valid")
+        if loose:
+            _depend(graph, write, _last_of_each_chain(loose, ancestors, position))
+
+
+def _aliases(value: ir.Value) -> list[ir.Value]:
+    """A value and all views of it."""
+    found = [value]
+    for current in found:
+        for use in current.uses():
+            if traits(use.node.op_type, use.node.domain).view and use.idx == 0:
+                found.append(use.node.outputs[0])
+    return found
+
+
+def _ancestors(nodes: Sequence[ir.Node], position: Mapping[int, int]) -> list[int]:
+    """For each node the set of nodes that it depends on, as a bit set."""
+    sets: list[int] = []
+    for node in nodes:
+        bits = 0
+        for value in node.inputs:
+            producer = value.producer() if value is not None else None
+            if producer is not None:
+                at = position[id(producer)]
+                bits |= sets[at] | 1 << at
+        sets.append(bits)
+    return sets
+
+
+def _last_of_each_chain(loose: Sequence[ir.Node], ancestors: Sequence[int], position: Mapping[int, int]) -> list[ir.Node]:
+    """Drop readers that another reader depends on anyway."""
+    covered = 0
+    for node in loose:
+        covered |= ancestors[position[id(node)]]
+    return [n for n in loose if not covered >> position[id(n)] & 1]
+
+
+def _depend(graph: ir.Graph, write: ir.Node, readers: Sequence[ir.Node]) -> None:
+    value = write.inputs[1]
+    assert value is not None
+    op = GraphBuilder(graph, prefix="order_", before=write)
+    op.metadata = {"onnxremat.order": str(write.name), "onnxremat.phase": write.metadata_props.get("onnxremat.phase", "update")}
+    first = op.wrap(value)
+    sizes = [op("Size", next(v for v in n.outputs if v.name)) for n in readers]
+    token = op("Min", *sizes, np.zeros(first.rank, np.int64))
+    if first.rank == 0:
+        # A scalar keeps its value and shape: reshaping it to one element and back carries the edge.
+        one = op.node("Reshape", first, op("Max", op("Min", *sizes, np.zeros(1, np.int64)), np.ones(1, np.int64)), like=[((1,), first.dtype)])[0]
+        held = op.node("Reshape", one, np.zeros(0, np.int64), like=[first])[0]
+    else:
+        held = op.node("Reshape", first, token, like=[first])[0]
+    write.replace_input_with(1, held.value)
+
+
+def is_token(node: ir.Node) -> bool:
+    """Whether a node is there for the order only."""
+    return "onnxremat.order" in node.metadata_props
+
+
+__all__ = ["CLONE_OF", "MS", "Emitted", "emit", "is_token"]

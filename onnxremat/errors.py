@@ -1,0 +1,53 @@
+"""What can go wrong, each with the exit code that the command line returns for it."""
+
+from __future__ import annotations
+
+OK, ERROR, USAGE, INFEASIBLE, VERIFICATION_FAILED = range(5)
+
+
+class OnnxRematError(Exception):
+    """A failure with a one-line explanation: what, why, and the way out."""
+
+    exit_code = ERROR
+
+
+class UsageError(OnnxRematError):
+    """An option or argument that makes no sense."""
+
+    exit_code = USAGE
+
+
+class DifferentiationError(OnnxRematError):
+    """The backward graph can't be derived; names the node and the reason."""
+
+
+class ArtifactError(OnnxRematError):
+    """An artifact folder is missing, incomplete or does not match its manifest."""
+
+
+class RuntimeUnavailable(OnnxRematError):
+    """ONNX Runtime is missing, is the wrong package, or lacks what the artifact needs."""
+
+
+class OutOfBudget(OnnxRematError):
+    """The capped arena refused an allocation during a step: the step would have exceeded the budget."""
+
+
+class BudgetInfeasible(OnnxRematError):
+    """No plan was found within the budget.
+
+    Attributes:
+        minimum_budget_bytes: the smallest budget (bytes, everything the step holds) for which a plan was found.
+    """
+
+    exit_code = INFEASIBLE
+
+    def __init__(self, message: str, minimum_budget_bytes: int) -> None:
+        super().__init__(message)
+        self.minimum_budget_bytes = minimum_budget_bytes
+
+
+class VerificationFailed(OnnxRematError):
+    """The rescheduled graph's numbers differ from the reference."""
+
+    exit_code = VERIFICATION_FAILED

@@ -1,0 +1,74 @@
+"""The evaluation model: batch and parameters in, loss and the model's outputs out, every module in evaluation mode."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from .exporters import ForwardGraph
+from .normalize import normalize, remove_dead
+from .ops import MS
+from .optimizers import IR_VERSION
+from .training_graph import TrainingGraph, hold_as_float, weights_become_inputs
+
+
+def evaluation_form(forward: ForwardGraph) -> ForwardGraph:
+    """A copy of a training-mode graph with batch normalization on its running statistics and dropout off.
+
+    For foreign files, which have no module to ask; a torch module is exported again in evaluation mode instead.
+    """
+    model = ir.from_proto(ir.to_proto(forward.model))
+    graph = model.graph
+    by_name = {v.name: v for v in graph.outputs}
+    state_outputs = {by_name[name] for name in forward.state.values()}
+    graph.outputs[:] = [v for v in graph.outputs if v not in state_outputs]
+    for node in list(graph):
+        if node.op_type == "BatchNormalization" and "training_mode" in node.attributes:
+            del node.attributes["training_mode"]
+            node.resize_outputs(1)
+        elif node.op_type == "Dropout":
+            source = node.inputs[0]
+            assert source is not None
+            identity = ir.Node("", "Identity", [source], name=f"{node.name}_off")
+            identity.outputs[0].shape, identity.outputs[0].type = node.outputs[0].shape, node.outputs[0].type
+            graph.insert_before(node, identity)
+            name = node.outputs[0].name
+            node.outputs[0].replace_all_uses_with(identity.outputs[0], replace_graph_outputs=True)
+            graph.remove(node, safe=True)
+            identity.outputs[0].name = name
+    return ForwardGraph(
+        model=model,
+        inputs=forward.inputs,
+        labels=forward.labels,
+        trainable=forward.trainable,
+        frozen=(*forward.frozen, *forward.state),
+        outputs=forward.outputs,
+        loss=forward.loss,
+        source=forward.source,
+    )
+
+
+def eval_model(evaluation: ForwardGraph, training: TrainingGraph) -> ir.Model:
+    """The evaluation graph as a model whose weights are inputs, in the same relative order as in the training model.
+
+    Outputs are the loss, then the model's outputs.
+    """
+    graph = evaluation.model.graph
+    graph.opset_imports[MS] = 1
+    evaluation.model.ir_version = IR_VERSION
+    by_name = {v.name: v for v in graph.outputs}
+    wanted = [evaluation.loss, *(name for name in evaluation.outputs if name != evaluation.loss)]
+    graph.outputs[:] = [by_name[name] for name in wanted if name in by_name]
+    normalize(graph)
+    held = [*training.trainable, *training.frozen, *training.state]
+    extra = [n for n in (*evaluation.trainable, *evaluation.frozen, *evaluation.state) if n not in held]
+    weights_become_inputs(graph, held)
+    inputs = {v.name: v for v in graph.inputs}
+    for name in training.state:
+        if name in inputs and inputs[name].dtype != ir.DataType.FLOAT:
+            hold_as_float(graph, inputs[name])
+    remove_dead(graph, list(graph.outputs))
+    batch = [spec.name for spec in (*evaluation.inputs, *evaluation.labels)]
+    graph.inputs[:] = [inputs[n] for n in batch if n in inputs] + [inputs[n] for n in held if n in inputs and inputs[n].uses()]
+    # Tensors that only evaluation reads stay constants of the file.
+    assert not [n for n in extra if n in inputs]
+    return evaluation.model

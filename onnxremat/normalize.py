@@ -1,0 +1,229 @@
+"""Rewrites of a forward graph before it is differentiated: the same function in operators with fast kernels and lean gradients.
+
+Everything that ONNX Runtime would rewrite by itself is done here, since nothing may be rewritten after planning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from .graph import Expr, GraphBuilder, static_shape
+from .ops import MS
+
+Rewrite = Callable[[GraphBuilder, ir.Node], "Expr | list[Expr | None] | None"]
+
+
+def normalize(graph: ir.Graph) -> None:
+    """Rewrite a typed forward graph in place.
+
+    Cross-entropy becomes LogSoftmax and a gather (the fused kernels are single-threaded and hold a second copy of the logits), functions that
+    the runtime would inline are written out, the tanh form of GELU becomes one node, transposes of matrix operands move into the product.
+    """
+    for op_type, rewrite in _REWRITES:
+        for node in [n for n in graph if n.op_type == op_type]:
+            if node.graph is not None:
+                _try(graph, node, rewrite)
+    remove_dead(graph, [v for v in graph.outputs])
+
+
+def remove_dead(graph: ir.Graph, keep: list[ir.Value]) -> None:
+    """Remove nodes and initializers that nothing in ``keep`` depends on."""
+    needed = {id(v) for v in keep}
+    for node in reversed(list(graph)):
+        if any(id(v) in needed for v in node.outputs):
+            needed |= {id(v) for v in node.inputs if v is not None}
+        else:
+            graph.remove(node, safe=True)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del graph.initializers[name]
+
+
+def _try(graph: ir.Graph, node: ir.Node, rewrite: Rewrite) -> None:
+    op = GraphBuilder(graph, before=node)
+    op.metadata = dict(node.metadata_props)
+    made = rewrite(op, node)
+    if made is None:
+        return
+    results = made if isinstance(made, list) else [made]
+    for old, new in zip(node.outputs, results, strict=False):
+        if new is None:
+            continue
+        name = old.name
+        old.replace_all_uses_with(new.value, replace_graph_outputs=True)
+        if new.value.producer() is not None and not new.value.is_graph_input() and name:
+            # The new value takes the old one's name: roles are told by name.
+            old.name, new.value.name = f"{name}_replaced", name
+    graph.remove(node, safe=True)
+
+
+def _scalar(value: ir.Value | None) -> float | None:
+    if value is None or value.const_value is None or value.const_value.size != 1:
+        return None
+    return float(value.const_value.numpy().reshape(()))
+
+
+def _cross_entropy(op: GraphBuilder, node: ir.Node) -> list[Expr | None] | None:
+    """SoftmaxCrossEntropyLoss and NegativeLogLikelihoodLoss: minus the weighted mean of the labels' log-probabilities."""
+    scores, labels = node.inputs[0], node.inputs[1]
+    weights = node.inputs[2] if len(node.inputs) > 2 else None
+    assert scores is not None and labels is not None
+    logits = op.wrap(scores)
+    log_prob = op("LogSoftmax", logits, axis=1) if node.op_type == "SoftmaxCrossEntropyLoss" else logits
+    target = op.wrap(labels).cast(ir.DataType.INT64)
+    ignore = node.attributes["ignore_index"].as_int() if "ignore_index" in node.attributes else None
+    valid = None
+    if ignore is not None:
+        valid = op("Not", op("Equal", target, ignore)).cast(logits.dtype)
+        # An ignored label may lie outside the classes: class 0 stands in for it.
+        target = target * valid.cast(ir.DataType.INT64)
+    shape = list(target.shape)
+    column = target.reshape([shape[0], 1, *shape[1:]])
+    picked = op("GatherElements", log_prob, column, axis=1).reshape(shape)
+    weight = valid
+    if weights is not None:
+        of_class = op("Gather", op.wrap(weights), target)
+        weight = of_class if valid is None else of_class * valid
+    losses = -picked if weight is None else -(picked * weight)
+    reduction = node.attributes["reduction"].as_string() if "reduction" in node.attributes else "mean"
+    if reduction == "none":
+        return [losses, log_prob]
+    total = op("ReduceSum", losses, keepdims=0)
+    if reduction == "mean":
+        total = total * (1 / max(1, math.prod(shape))) if weight is None else total / op("ReduceSum", weight, keepdims=0)
+    return [total, log_prob]
+
+
+def _batch_norm(op: GraphBuilder, node: ir.Node) -> list[Expr | None] | None:
+    """Training BatchNormalization as a pure function of the batch, with the running statistics updated beside it.
+
+    ONNX Runtime's kernel writes the new running statistics over the old ones it was fed, so that a second run (a recompute) would count the
+    batch twice and a later reader of the old value would see the new one.  Here it is fed scratch zeros with momentum 0, which makes its outputs the
+    statistics of the batch, and ``running <- momentum * running + (1 - momentum) * batch`` is arithmetic with a version of its own.
+    """
+    if "training_mode" not in node.attributes or not node.attributes["training_mode"].as_int():
+        return None
+    x, scale, bias, mean, var = (op.wrap(v) for v in node.inputs if v is not None)
+    epsilon = node.attributes["epsilon"].as_float() if "epsilon" in node.attributes else 1e-5
+    momentum = node.attributes["momentum"].as_float() if "momentum" in node.attributes else 0.9
+    zero = ir.tensor(np.zeros(1, x.dtype.numpy()))
+    size = np.asarray(scale.shape, np.int64)
+    # Two nodes, not one shared: the kernel writes into them.
+    scratch = [op.node("ConstantOfShape", size, value=zero, outputs=[op.fresh("bn_scratch")])[0] for _ in range(2)]
+    names = [op.fresh(hint) for hint in ("bn_y", "bn_mean", "bn_var", "bn_saved_mean", "bn_saved_inv_std")]
+    y, batch_mean, batch_var, _, _ = op.node(
+        "BatchNormInternal", x, scale, bias, *scratch, domain=MS, outputs=names, like=[x, *[scale] * 4], epsilon=epsilon, momentum=0.0, training_mode=1
+    )
+
+    def follow(running: Expr, batch: Expr) -> Expr:
+        return running * momentum + batch * (1.0 - momentum)
+
+    used = [index < len(node.outputs) and bool(node.outputs[index].uses() or node.outputs[index].is_graph_output()) for index in (1, 2)]
+    return [y, follow(mean, batch_mean) if used[0] else None, follow(var, batch_var) if used[1] else None]
+
+
+def _hard_swish(op: GraphBuilder, node: ir.Node) -> Expr:
+    assert node.inputs[0] is not None
+    x = op.wrap(node.inputs[0])
+    return x * op("HardSigmoid", x, alpha=1 / 6, beta=0.5)
+
+
+def _cast_like(op: GraphBuilder, node: ir.Node) -> Expr:
+    assert node.inputs[0] is not None and node.inputs[1] is not None and node.inputs[1].dtype is not None
+    return op.wrap(node.inputs[0]).cast(node.inputs[1].dtype)
+
+
+def _factors(value: ir.Value | None, op_type: str) -> Iterator[tuple[ir.Value, float]]:
+    """The ways to read a value as ``operand (op) constant``."""
+    node = value.producer() if value is not None else None
+    if node is not None and node.op_type == op_type and not node.domain:
+        for operand, other in (node.inputs, node.inputs[::-1]):
+            constant = _scalar(other)
+            if operand is not None and constant is not None:
+                yield operand, constant
+
+
+def _gelu_tanh(op: GraphBuilder, node: ir.Node) -> Expr | None:
+    """``0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))``, read backwards from its tanh, becomes Gelu(approximate="tanh")."""
+    x = _cubic_argument(node.inputs[0])
+    (tanh,) = node.outputs
+    uses = [use.node for use in tanh.uses()]
+    if x is None or len(uses) != 1 or not any(c == 1.0 for _, c in _factors(uses[0].outputs[0], "Add")):
+        return None
+    (shifted,) = uses[0].outputs
+    product = next((use.node for use in shifted.uses()), None)
+    if product is None or product.op_type != "Mul" or len(shifted.uses()) != 1:
+        return None
+    other = product.inputs[0] if product.inputs[1] is shifted else product.inputs[1]
+    if not any(operand is x and abs(c - 0.5) < 1e-6 for operand, c in _factors(other, "Mul")):
+        return None
+    before = op.before
+    op.before = product
+    gelu = op("Gelu", x, approximate="tanh")
+    op.before = before
+    (result,) = product.outputs
+    name = result.name
+    result.replace_all_uses_with(gelu.value, replace_graph_outputs=True)
+    result.name, gelu.value.name = f"{name}_replaced", name
+    return None
+
+
+def _cubic_argument(value: ir.Value | None) -> ir.Value | None:
+    """x where the value is ``sqrt(2/pi) (x + 0.044715 x^3)``."""
+    for inner, scale in _factors(value, "Mul"):
+        add = inner.producer()
+        if abs(scale - math.sqrt(2 / math.pi)) > 1e-4 or add is None or add.op_type != "Add":
+            continue
+        for x, cubic in (add.inputs, add.inputs[::-1]):
+            for power, coefficient in _factors(cubic, "Mul"):
+                node = power.producer()
+                if abs(coefficient - 0.044715) < 1e-6 and node is not None and node.op_type == "Pow" and node.inputs[0] is x and _scalar(node.inputs[1]) == 3:
+                    return x
+    return None
+
+
+def _fold_transpose(op: GraphBuilder, node: ir.Node) -> Expr | None:
+    """``A @ transpose(B)`` over the last two axes becomes one FusedMatMul; a Transpose that others read too stays for them."""
+    a, b = node.inputs
+    assert a is not None and b is not None
+    if len(static_shape(a)) < 2 or len(static_shape(b)) < 2:
+        return None
+    left, trans_a = _untransposed(a)
+    right, trans_b = _untransposed(b)
+    if len(static_shape(b)) == 2 and trans_a and len(static_shape(a)) > 2:
+        left, trans_a = a, False  # keeps the product one large one instead of a batch
+    if not (trans_a or trans_b):
+        return None
+    from .autodiff.rules_linalg import matmul
+
+    return matmul(op.wrap(left), op.wrap(right), trans_a, trans_b)
+
+
+def _untransposed(value: ir.Value) -> tuple[ir.Value, bool]:
+    node = value.producer()
+    if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
+        rank = len(static_shape(value))
+        perm = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else list(range(rank))[::-1]
+        if perm == [*range(rank - 2), rank - 1, rank - 2]:
+            return node.inputs[0], True
+    return value, False
+
+
+_REWRITES: list[tuple[str, Rewrite]] = [
+    ("CastLike", _cast_like),
+    ("BatchNormalization", _batch_norm),
+    ("SoftmaxCrossEntropyLoss", _cross_entropy),
+    ("NegativeLogLikelihoodLoss", _cross_entropy),
+    ("HardSwish", _hard_swish),
+    ("Tanh", _gelu_tanh),
+    ("MatMul", _fold_transpose),
+]
+
+
+def constant_bytes(graph: ir.Graph) -> int:
+    """Bytes of the constants that the graph itself carries."""
+    return sum(v.const_value.nbytes for v in graph.initializers.values() if v.const_value is not None)

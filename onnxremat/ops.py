@@ -1,0 +1,60 @@
+"""The op table: what differentiator, memory model, scheduler and verifier need to know of each operator.
+
+One row per operator that differs from the default (a pure operator that writes new buffers).  Which buffers the kernels share was measured on
+the CPU provider of version 1.19.2 (``tests/costs/test_kernel_probe.py`` measures it again): binary arithmetic, for one, is not done in place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MS = "com.microsoft"
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What kind of operator it is.
+
+    Attributes:
+        random: draws random numbers; a second run would draw others, so it runs once.
+        stateful: writes state that outlives the step; runs once.
+        view: output 0 shares input 0's buffer always (an alias).
+        inplace: pairs (input, output): the output takes over the input's buffer where this is its last use and the sizes agree.
+    """
+
+    random: bool = False
+    stateful: bool = False
+    view: bool = False
+    inplace: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def pure(self) -> bool:
+        """Equal inputs give equal outputs, with no effect beside them."""
+        return not (self.random or self.stateful)
+
+
+_DEFAULT = Traits()
+_VIEW = Traits(view=True)
+_INPLACE = Traits(inplace=((0, 0),))
+_RANDOM = Traits(random=True)
+
+_TABLE: dict[tuple[str, str], Traits] = {}
+
+
+def _rows(row: Traits, domain: str, names: str) -> None:
+    for name in names.split():
+        _TABLE[domain, name] = row
+
+
+_rows(_VIEW, "", "Reshape Flatten Squeeze Unsqueeze Identity")
+_rows(_INPLACE, "", "Relu LeakyRelu Elu Selu Celu Sigmoid HardSigmoid Tanh Softplus Softsign ThresholdedRelu")
+_rows(_INPLACE, "", "Softmax LogSoftmax Clip Cast ScatterElements")
+_rows(_RANDOM, "", "Dropout RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli")
+_rows(_RANDOM, MS, "BitmaskDropout BiasDropout")
+_rows(Traits(inplace=((3, 1), (4, 2))), MS, "BatchNormInternal")
+_rows(Traits(stateful=True), MS, "InPlaceAccumulatorV2 AdamWOptimizer SGDOptimizerV2")
+
+
+def traits(op_type: str, domain: str = "") -> Traits:
+    """The row of an operator; the default row for one that has none."""
+    return _TABLE.get(("" if domain == "ai.onnx" else domain, op_type), _DEFAULT)

@@ -1,0 +1,157 @@
+"""Optimizers: as a separate model where ONNX Runtime has a kernel for them, else as updates inside the training graph.
+
+``AdamWOptimizer`` and ``SGDOptimizerV2`` of com.microsoft update all parameters of one group from accumulated gradients.  Momentum and weight
+decay with SGD have no kernel; they become standard operators at the end of the training graph, which write the new values in place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import TensorProto, helper
+
+from .errors import UsageError
+from .graph import GraphBuilder
+from .ops import MS
+
+IR_VERSION = 10
+OPSET = 20
+LEARNING_RATE = "learning_rate"
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """How parameters follow their gradients.
+
+    Attributes:
+        name: "adamw" (Loshchilov and Hutter, ICLR 2019, bias-corrected as torch.optim.AdamW) or "sgd".
+        learning_rate: initial value; the artifact takes another one at every step.
+        momentum: of sgd, as torch.optim.SGD without dampening.
+        weight_decay: adamw: decoupled; sgd: added to the gradient.
+        beta1: decay of adamw's first moment.
+        beta2: decay of adamw's second moment.
+        epsilon: adamw's denominator guard.
+    """
+
+    name: str = "adamw"
+    learning_rate: float = 1e-3
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        if self.name not in ("adamw", "sgd"):
+            raise UsageError(f"there is no optimizer '{self.name}': choose adamw or sgd")
+        numbers = {
+            "learning rate": self.learning_rate,
+            "momentum": self.momentum,
+            "weight decay": self.weight_decay,
+            "epsilon": self.epsilon,
+        }
+        for what, value in numbers.items():
+            if not math.isfinite(value) or value < 0:
+                raise UsageError(f"a {what} of {value} makes no sense: give a number from 0 up")
+        if self.name == "adamw" and self.momentum:
+            raise UsageError("adamw has no momentum option: its moments are set by beta1 and beta2; or choose sgd")
+        for what, value in {"momentum": self.momentum, "beta1": self.beta1, "beta2": self.beta2}.items():
+            if not 0 <= value < 1:
+                raise UsageError(f"a {what} of {value} makes no sense: give a number from 0 to below 1")
+
+    @property
+    def in_graph(self) -> bool:
+        """Whether the update is part of the training graph (no ONNX Runtime kernel has this form)."""
+        return self.name == "sgd" and (self.momentum > 0 or self.weight_decay > 0)
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """Suffixes of the tensors kept for each parameter, each of the parameter's size."""
+        if self.name == "adamw":
+            return (".first_order_moment", ".second_order_moment")
+        return (".momentum",) if self.momentum > 0 else ()
+
+
+def optimizer_model(optimizer: Optimizer, parameters: Sequence[str]) -> onnx.ModelProto:
+    """The optimizer model that ``onnxruntime.training.api.Optimizer`` loads: one node over sequences of tensors.
+
+    The order of ``parameters`` is that of the sequences and travels in the model's metadata.
+    """
+    sequences = ["params", "gradients"]
+    inputs = [
+        helper.make_tensor_value_info(LEARNING_RATE, TensorProto.FLOAT, [1]),
+        helper.make_tensor_value_info("step", TensorProto.INT64, [1]),
+    ]
+    outputs = [helper.make_tensor_value_info("updated_flag", TensorProto.BOOL, [1])]
+    if optimizer.name == "adamw":
+        sequences += ["first_order_moments", "second_order_moments"]
+        node = helper.make_node(
+            "AdamWOptimizer",
+            [LEARNING_RATE, "step", *sequences],
+            ["updated_flag"],
+            domain=MS,
+            name="AdamWOptimizer",
+            alpha=optimizer.beta1,
+            beta=optimizer.beta2,
+            epsilon=optimizer.epsilon,
+            weight_decay=optimizer.weight_decay,
+            adam_mode=0,  # torch's
+            correct_bias=1,
+        )
+    else:
+        node = helper.make_node("SGDOptimizerV2", [LEARNING_RATE, *sequences], ["updated_flag"], domain=MS, name="SGDOptimizerV2")
+    inputs += [helper.make_tensor_sequence_value_info(name, TensorProto.FLOAT, None) for name in sequences]
+    if optimizer.name == "sgd":
+        del inputs[1]
+    model = helper.make_model(
+        helper.make_graph([node], "optimizer", inputs, outputs),
+        producer_name="onnxremat",
+        opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(MS, 1)],
+        ir_version=IR_VERSION,
+    )
+    helper.set_model_props(model, {"onnxremat.parameters": "\n".join(parameters)})
+    return model
+
+
+def add_updates(
+    op: GraphBuilder,
+    optimizer: Optimizer,
+    parameters: Mapping[str, ir.Value],
+    gradients: Mapping[str, ir.Value],
+    moments: Mapping[str, ir.Value],
+    learning_rate: ir.Value,
+) -> list[ir.Node]:
+    """Add ``v <- momentum v + (g + decay p); p <- p - rate v`` for every parameter (torch.optim.SGD, no dampening).
+
+    The last node of each update writes the new value over the old one.  That every reader of the old value has run before is not expressed here:
+    see ``onnxremat.emit``, which adds the data edges once the order of all readers, recomputed ones included, is known.
+
+    Returns:
+        The writing nodes.
+    """
+    rate = op.wrap(learning_rate).reshape([])
+    overwrite = np.asarray([True])
+    writes: list[ir.Node] = []
+
+    def write(target: ir.Value, new: ir.Value, name: str) -> None:
+        (flag,) = op.node("InPlaceAccumulatorV2", target, new, overwrite, domain=MS, outputs=[f"{name}.update.out"], like=[((1,), ir.DataType.BOOL)])
+        node = flag.value.producer()
+        assert node is not None
+        writes.append(node)
+
+    for name, gradient in gradients.items():
+        parameter = op.wrap(parameters[name])
+        step = op.wrap(gradient)
+        if optimizer.weight_decay:
+            step = step + parameter * optimizer.weight_decay
+        if optimizer.momentum:
+            buffer = op.wrap(moments[f"{name}.momentum"])
+            step = buffer * optimizer.momentum + step
+            write(buffer.value, step.value, f"{name}.momentum")
+        write(parameter.value, (parameter - step * rate).value, name)
+    return writes

@@ -1,0 +1,99 @@
+"""A training graph as a scheduling problem: which buffers it needs, which runs may be repeated, what each costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from .graph import nbytes
+from .ops import Traits, traits
+from .scheduler import Op, Problem, Tensor
+from .training_graph import FORWARD, PHASE
+
+#: The operator that writes its second input over (or adds it to) its first.
+_WRITES_INPUT_0 = "InPlaceAccumulatorV2"
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the nodes of a graph cost on a machine.
+
+    Attributes:
+        seconds: node name -> seconds of one run.
+        workspace_bytes: node name -> bytes of scratch memory while it runs.
+        origin: "measured" or "analytic", and of what.
+    """
+
+    seconds: Mapping[str, float]
+    workspace_bytes: Mapping[str, int] = field(default_factory=dict)
+    origin: str = "analytic"
+
+
+def scheduling_problem(
+    graph: ir.Graph, costs: Costs, resident: Mapping[str, int], name: str = "training step", optimizer_peak_bytes: int = 0
+) -> Problem:
+    """The scheduling problem of a training graph whose nodes are in a valid order.
+
+    Args:
+        graph: every value has a static shape.
+        costs: seconds and workspace bytes of each node.
+        resident: bytes held during the whole step, by class; the graph's inputs and constants must be counted there.
+        name: for reports.
+        optimizer_peak_bytes: peak of a separate optimizer phase, resident bytes included.
+
+    Returns:
+        The problem; op i is the i-th node of the graph.
+    """
+    index: dict[int, int] = {}
+    tensors: list[Tensor] = []
+    outputs = {id(v) for v in graph.outputs}
+    for value in [*graph.inputs, *(v for v in graph.initializers.values() if not v.is_graph_input())]:
+        index[id(value)] = len(tensors)
+        tensors.append(Tensor(str(value.name), nbytes(value), producer=-1))
+    ops: list[Op] = []
+    for node in graph:
+        row = traits(node.op_type, node.domain)
+        made = []
+        for value in node.outputs:
+            if not value.name:
+                continue
+            index[id(value)] = len(tensors)
+            made.append(len(tensors))
+            alias = index[id(node.inputs[0])] if row.view and value is node.outputs[0] else -1
+            tensors.append(Tensor(value.name, nbytes(value), producer=len(ops), alias_of=alias, output=id(value) in outputs))
+        ops.append(
+            Op(
+                name=str(node.name),
+                seconds=float(costs.seconds.get(str(node.name), 0.0)),
+                inputs=tuple(dict.fromkeys(index[id(v)] for v in node.inputs if v is not None)),
+                outputs=tuple(made),
+                workspace_bytes=int(costs.workspace_bytes.get(str(node.name), 0)),
+                phase=node.metadata_props.get(PHASE, FORWARD),
+                pinned=_pinned(node, row, outputs),
+                inplace=_inplace(node, row, index),
+                writes=(index[id(node.inputs[0])],) if node.op_type == _WRITES_INPUT_0 else (),
+                op_type=node.op_type,
+            )
+        )
+    problem = Problem(name=name, ops=tuple(ops), tensors=tuple(tensors), resident=dict(resident), optimizer_peak_bytes=optimizer_peak_bytes)
+    problem.check()
+    return problem
+
+
+def _pinned(node: ir.Node, row: Traits, outputs: set[int]) -> str:
+    if row.random:
+        return "random"
+    if row.stateful:
+        return "stateful"
+    return "output" if any(id(v) in outputs for v in node.outputs) else ""
+
+
+def _inplace(node: ir.Node, row: Traits, index: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    pairs = []
+    for source, target in row.inplace:
+        read, written = node.inputs[source], node.outputs[target]
+        if read is not None and written.name and nbytes(read) == nbytes(written):
+            pairs.append((index[id(read)], index[id(written)]))
+    return tuple(pairs)

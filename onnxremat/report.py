@@ -1,0 +1,1 @@
+def write_report(a, p): p.write_text("x")

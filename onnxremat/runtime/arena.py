@@ -1,0 +1,223 @@
+"""ONNX Runtime's arena: registering one that is capped, and knowing beforehand how much of it a schedule touches.
+
+The CPU provider's arena is a best-fit allocator with coalescing (BFC, as TensorFlow's).  Registered with one region that is as large as its
+cap, it is fast, an allocation beyond the cap fails the step with a clean error, and only the pages up to its highest used address become resident.
+Given the order of the nodes, every allocation and release is known, so the placement can be simulated exactly but for kernel scratch, which
+is modelled as one block beside the outputs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import OnnxRematError
+from ..scheduler import Problem
+from .ort import onnxruntime
+
+#: Allocations are rounded up to this many bytes (BFCArena::kMinAllocationSize).
+GRANULE = 256
+#: The arena keeps one 8-byte handle for each granule of its region, all written when the region is made.
+_HANDLE = 8
+#: A capacity that nothing exhausts.
+UNLIMITED = 1 << 62
+_registered: int | None = None
+
+
+class ArenaExhausted(OnnxRematError):
+    """The simulated arena has no free block that is large enough."""
+
+
+def rounded(size: int) -> int:
+    """Bytes that the arena takes for a request."""
+    return max(1, -(-size // GRANULE)) * GRANULE
+
+
+def bookkeeping_bytes(capacity: int) -> int:
+    """Bytes that an arena of this capacity takes for its own tables."""
+    return capacity // GRANULE * _HANDLE
+
+
+def capacity_within(room: int) -> int:
+    """The largest capacity that takes, tables included, at most ``room`` bytes."""
+    return max(0, room * GRANULE // (GRANULE + _HANDLE) // GRANULE * GRANULE)
+
+
+class BestFitArena:
+    """One region of ``capacity`` bytes, served best-fit, lowest address first among equals; neighbours coalesce when freed."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.high_water = 0
+        self._free: list[tuple[int, int]] = [(capacity, 0)]  # (size, offset), sorted
+        self._starts: dict[int, int] = {0: capacity}  # offset -> size of free blocks
+        self._ends: dict[int, int] = {capacity: 0}  # end -> offset of free blocks
+        self._used: dict[int, int] = {}
+
+    def allocate(self, size: int) -> int:
+        """Offset of a new block; raises ArenaExhausted where no free block is large enough."""
+        size = rounded(size)
+        at = bisect_left(self._free, (size, -1))
+        if at == len(self._free):
+            raise ArenaExhausted(f"no free block of {size} bytes in an arena of {self.capacity}")
+        room, offset = self._free.pop(at)
+        del self._starts[offset], self._ends[offset + room]
+        if room > size:
+            self._insert(offset + size, room - size)
+        self._used[offset] = size
+        self.high_water = max(self.high_water, offset + size)
+        return offset
+
+    def release(self, offset: int) -> None:
+        """Return a block."""
+        size = self._used.pop(offset)
+        following = self._starts.get(offset + size)
+        if following is not None:
+            self._remove(offset + size, following)
+            size += following
+        before = self._ends.get(offset)
+        if before is not None:
+            length = offset - before
+            self._remove(before, length)
+            offset, size = before, size + length
+        self._insert(offset, size)
+
+    def _insert(self, offset: int, size: int) -> None:
+        insort(self._free, (size, offset))
+        self._starts[offset] = size
+        self._ends[offset + size] = offset
+
+    def _remove(self, offset: int, size: int) -> None:
+        del self._free[bisect_left(self._free, (size, offset))]
+        del self._starts[offset], self._ends[offset + size]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a schedule's buffers end up.
+
+    Attributes:
+        arena_bytes: the arena up to its highest used address: what becomes resident.
+        live_bytes: the most bytes in use at one time.
+    """
+
+    arena_bytes: int
+    live_bytes: int
+
+    @property
+    def fragmentation(self) -> float:
+        """How much more the arena takes than the buffers alive: 0.03 is 3 % more."""
+        return self.arena_bytes / self.live_bytes - 1 if self.live_bytes else 0.0
+
+
+def place(problem: Problem, sequence: Sequence[int], capacity: int) -> Placement:
+    """Simulate the arena of ``capacity`` bytes over a sequence of runs.
+
+    Raises:
+        ArenaExhausted: the schedule does not fit.
+    """
+    arena = BestFitArena(capacity)
+    buffers = buffer_lifetimes(problem, sequence)
+    born: list[list[int]] = [[] for _ in sequence]
+    dies: list[list[int]] = [[] for _ in sequence]
+    for number, buffer in enumerate(buffers):
+        born[buffer.first].append(number)
+        if buffer.last < len(sequence):
+            dies[buffer.last].append(number)
+    offsets: dict[int, int] = {}
+    live = peak = 0
+    for step, op in enumerate(sequence):
+        for number in born[step]:
+            offsets[number] = arena.allocate(buffers[number].bytes)
+            live += rounded(buffers[number].bytes)
+        workspace = problem.ops[op].workspace_bytes
+        if workspace:
+            arena.release(arena.allocate(workspace))
+        peak = max(peak, live + (rounded(workspace) if workspace else 0))
+        for number in dies[step]:
+            arena.release(offsets[number])
+            live -= rounded(buffers[number].bytes)
+    return Placement(arena.high_water, peak)
+
+
+@dataclass(slots=True)
+class Buffer:
+    """A buffer of a schedule: allocated at step ``first``, released after step ``last`` (beyond the end: held)."""
+
+    first: int
+    last: int
+    bytes: int
+
+
+def buffer_lifetimes(problem: Problem, sequence: Sequence[int]) -> list[Buffer]:
+    """The buffers that the runtime allocates for a sequence of runs, in order of allocation.
+
+    Views share their base's buffer; where an in-place operator is the last reader of its input, the output takes the buffer over.
+    """
+    tensors = problem.tensors
+    held: dict[int, int] = {}  # tensor -> instance that serves its reads
+    first: list[int] = []
+    last: list[int] = []
+    size: list[int] = []
+    outputs: set[int] = set()
+    pairs: list[tuple[int, int, int]] = []
+    for step, op in enumerate(sequence):
+        spec = problem.ops[op]
+        for tensor in spec.inputs:
+            if tensor in held:
+                last[held[tensor]] = step
+        sources = {written: held[read] for read, written in spec.inplace if read in held}
+        for tensor in spec.outputs:
+            base = tensors[tensor].alias_of
+            if base >= 0:
+                if base in held:
+                    held[tensor] = held[base]
+            else:
+                held[tensor] = len(first)
+                first.append(step)
+                last.append(step)
+                size.append(tensors[tensor].bytes)
+                if tensor in sources:
+                    pairs.append((step, sources[tensor], held[tensor]))
+            if tensors[tensor].output and tensor in held:
+                outputs.add(held[tensor])
+    buffers = [Buffer(first[i], len(sequence) if i in outputs else last[i], size[i]) for i in range(len(first))]
+    merged: set[int] = set()
+    for step, source, target in reversed(pairs):
+        dying = last[source] == step and source not in outputs and first[source] < step and target not in outputs
+        if dying and size[source] == size[target] and target not in merged:
+            buffers[source].last = buffers[target].last
+            merged.add(target)
+    return [buffer for number, buffer in enumerate(buffers) if number not in merged]
+
+
+def register(capacity: int) -> None:
+    """Register an arena of ``capacity`` bytes, which all sessions of this process share from now on.
+
+    Raises:
+        OnnxRematError: this process has one of another size already (the runtime takes only one).
+    """
+    global _registered
+    if _registered == capacity:
+        return
+    if _registered is not None:
+        raise OnnxRematError(f"this process has an arena of {_registered} bytes already and can't have another of {capacity}: start a new process")
+    ort = onnxruntime()
+    # Growing by doubling from an initial chunk of the full size makes one region, in which all free neighbours coalesce; splitting off every
+    # remainder keeps small requests from taking large blocks.
+    settings = {
+        "max_mem": capacity,
+        "arena_extend_strategy": 0,
+        "initial_chunk_size_bytes": capacity,
+        "max_dead_bytes_per_chunk": GRANULE,
+        "initial_growth_chunk_size_bytes": capacity,
+    }
+    info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(info, ort.OrtArenaCfg(settings))
+    _registered = capacity
+
+
+def registered() -> int | None:
+    """Bytes of this process's arena; None where there is none."""
+    return _registered

@@ -1,0 +1,234 @@
+"""Sessions that run a graph in the order of its file, hold no dead buffer, and rewrite nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from ..errors import ArtifactError, OutOfBudget, RuntimeUnavailable
+from .ort import onnxruntime
+
+Array = npt.NDArray[Any]
+
+#: What a session needs so that order and memory are the plan's, as written into a manifest.
+SESSION_OPTIONS: dict[str, Any] = {
+    "graph_optimization_level": "ORT_DISABLE_ALL",
+    "execution_order": "PRIORITY_BASED",
+    "execution_mode": "ORT_SEQUENTIAL",
+    "enable_mem_pattern": False,
+    "enable_mem_reuse": False,
+    "config": {"session.use_env_allocators": "1", "session.use_device_allocator_for_initializers": "1"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a session runs.
+
+    Attributes:
+        threads: intra-op threads; 0 leaves it to the runtime.
+        arena: use the registered arena of this process, or the session's own where none is registered; off, every buffer is mapped by itself.
+        profile: directory for a profile of the run; None for none.
+        providers: execution providers, best first.
+    """
+
+    threads: int = 0
+    arena: bool = True
+    profile: Path | None = None
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+
+
+def make_session(model: str | Path | bytes, options: Options = Options(), plan_dump: Path | None = None) -> Any:
+    """A session over a model file or its bytes.
+
+    Raises:
+        ArtifactError: the runtime refuses the model.
+        RuntimeUnavailable: a provider that was asked for is not there.
+    """
+    ort = onnxruntime()
+    missing = [p for p in options.providers if p not in ort.get_available_providers()]
+    if missing:
+        raise RuntimeUnavailable(f"the runtime has no {missing[0]}; it offers {', '.join(ort.get_available_providers())}")
+    settings = ort.SessionOptions()
+    settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    settings.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+    settings.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    settings.enable_mem_pattern = False
+    settings.enable_mem_reuse = False
+    settings.enable_cpu_mem_arena = options.arena
+    settings.intra_op_num_threads = options.threads
+    settings.log_severity_level = 4
+    for key, value in SESSION_OPTIONS["config"].items():
+        settings.add_session_config_entry(key, value if options.arena else "0")
+    if options.profile is not None:
+        settings.enable_profiling = True
+        settings.profile_file_prefix = str(options.profile / "profile")
+    if plan_dump is not None:
+        settings.add_session_config_entry("session.node_partition_config_file", str(plan_dump))
+    source = model if isinstance(model, bytes) else str(model)
+    try:
+        session = ort.InferenceSession(source, settings, providers=list(options.providers))
+    except Exception as error:  # the bindings raise a dozen unrelated classes
+        raise ArtifactError(f"ONNX Runtime refuses the model: {_one_line(error)}") from error
+    if options.providers[0] != session.get_providers()[0]:
+        raise RuntimeUnavailable(f"{options.providers[0]} was asked for, but the session fell back to {session.get_providers()[0]}")
+    return session
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:500]
+
+
+class BoundSession:
+    """A session whose inputs are arrays that stay where they are: nothing is copied in, in-place writes reach the caller's arrays."""
+
+    def __init__(self, session: Any, outputs: Sequence[str] | None = None) -> None:
+        self.session = session
+        self.outputs = list(outputs) if outputs is not None else [o.name for o in session.get_outputs()]
+        self.inputs = [i.name for i in session.get_inputs()]
+        self._binding = session.io_binding()
+        self._held: dict[str, Array] = {}
+        for name in self.outputs:
+            self._binding.bind_output(name)
+
+    def bind(self, arrays: Mapping[str, Array]) -> None:
+        """Bind arrays (C-contiguous, of the declared dtypes) to the inputs of their names."""
+        for name, array in arrays.items():
+            if not array.flags.c_contiguous:
+                raise ValueError(f"the array for '{name}' is not contiguous")
+            self._held[name] = array
+            self._binding.bind_cpu_input(name, array)
+
+    def run(self) -> list[Array]:
+        """One run; returns the outputs in the order of ``outputs``.
+
+        Raises:
+            OutOfBudget: the capped arena refused an allocation.
+        """
+        self._run()
+        results: list[Array] = self._binding.copy_outputs_to_cpu()
+        self._release_outputs()
+        return results
+
+    def run_discarding(self) -> None:
+        """One run whose outputs nobody wants."""
+        self._run()
+        self._release_outputs()
+
+    def _run(self) -> None:
+        try:
+            self.session.run_with_iobinding(self._binding)
+        except Exception as error:  # the bindings raise a dozen unrelated classes
+            text = _one_line(error)
+            if "Available memory of" in text or "bfc_arena" in text.lower() or "Failed to allocate" in text:
+                raise OutOfBudget(f"the step exceeds the memory it was given and was stopped ({_shortage(text)}); compile for a larger budget") from error
+            raise ArtifactError(f"the step failed in ONNX Runtime: {text}") from error
+
+    def _release_outputs(self) -> None:
+        """Outputs live in the arena: let them go, or the next step finds less room."""
+        self._binding.clear_binding_outputs()
+        for name in self.outputs:
+            self._binding.bind_output(name)
+
+
+def _shortage(text: str) -> str:
+    """What the arena said: how much was asked for, how much was there."""
+    found = re.search(r"Available memory of (\d+) is smaller than requested bytes of (\d+)", text)
+    node = re.search(r"Name:'([^']+)'", text)
+    where = f" in '{node.group(1)}'" if node else ""
+    return f"{found.group(2)} bytes were asked for{where}, no free block of the arena is as large" if found else text[-200:] + where
+
+
+def execution_order(model: str | Path | bytes, options: Options = Options()) -> list[str]:
+    """The order in which a session of this model will run its nodes, as the session itself plans it (node names).
+
+    The session writes its plan to a file that does not exist yet when asked for its node partition.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "partition.json"
+        make_session(model, options, plan_dump=path)
+        text = path.read_text(encoding="utf-8")
+    streams = json.loads(text)["streams"]
+    return [name for stream in streams for name in stream]
+
+
+def run_profiled(model: str | Path | bytes, arrays: Mapping[str, Array], steps: int, options: Options = Options()) -> tuple[list[list[dict[str, Any]]], list[float]]:
+    """Run some steps under the profiler.
+
+    Returns:
+        For each step the kernel events in the order they ran (``name``, ``op_type``, ``seconds``, ``output_bytes``), and the wall seconds of each step.
+    """
+    import time
+
+    with tempfile.TemporaryDirectory() as folder:
+        session = make_session(model, Options(threads=options.threads, arena=options.arena, profile=Path(folder), providers=options.providers))
+        bound = BoundSession(session)
+        bound.bind(arrays)
+        walls = []
+        for _ in range(steps):
+            begin = time.perf_counter()
+            bound.run()
+            walls.append(time.perf_counter() - begin)
+        path = session.end_profiling()
+        with open(path, encoding="utf-8") as file:
+            events = json.load(file)
+        os.unlink(path)
+    kernels = [e for e in events if e.get("cat") == "Node" and e["name"].endswith("_kernel_time")]
+    kernels.sort(key=lambda e: e["ts"])
+    rows = [
+        {
+            "name": e["name"].removesuffix("_kernel_time"),
+            "op_type": e["args"].get("op_name", ""),
+            "seconds": e["dur"] * 1e-6,
+            "output_bytes": int(e["args"].get("output_size", 0)),
+        }
+        for e in kernels
+    ]
+    per_step = len(rows) // steps if steps else 0
+    return [rows[i * per_step : (i + 1) * per_step] for i in range(steps)], walls
+
+
+def sample_arrays(session: Any, rng: np.random.Generator) -> dict[str, Array]:
+    """Arrays for every input of a session: small random floats, zeros for integers (always valid indices), ones for booleans."""
+    dtypes = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(bool)": np.bool_, "tensor(float16)": np.float16}
+    arrays: dict[str, Array] = {}
+    for entry in session.get_inputs():
+        dtype = np.dtype(dtypes[entry.type])
+        if dtype == np.bool_:
+            arrays[entry.name] = np.ones(entry.shape, dtype)
+        elif np.issubdtype(dtype, np.integer):
+            arrays[entry.name] = np.zeros(entry.shape, dtype)
+        else:
+            arrays[entry.name] = np.array(rng.standard_normal(entry.shape) * 0.05, dtype)
+    return arrays
+
+
+def with_dropout_seeds(model: Path, seed: int) -> bytes:
+    """A model with a seed in every dropout, by which masks can be drawn again: each layer its own, the same in every schedule of a graph.
+
+    Without seeds the masks differ from process to process.
+    """
+    proto = onnx.load(str(model))
+    names = sorted(node.name for node in proto.graph.node if node.op_type == "Dropout")
+    for node in proto.graph.node:
+        if node.op_type == "Dropout":
+            node.attribute.append(onnx.helper.make_attribute("seed", seed * len(names) + names.index(node.name) + 1))
+    return proto.SerializeToString()
+
+
+def with_extra_outputs(model: bytes, names: Sequence[str]) -> bytes:
+    """A model that also returns some of its inner values."""
+    proto = onnx.load_from_string(model)
+    known = {value.name: value for value in proto.graph.value_info}
+    proto.graph.output.extend(known[name] for name in names)
+    return proto.SerializeToString()

@@ -1,0 +1,242 @@
+"""Training from an artifact: no PyTorch, the step in the plan's order, the plan's memory as a hard cap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper
+
+from ..artifact import CHECKPOINT, EVAL, OPTIMIZER, TRAINING, UNSCHEDULED, Artifact, save_checkpoint
+from ..errors import ArtifactError, UsageError
+from ..exporters import InputSpec
+from ..files import whole_folder
+from ..ops import MS
+from . import arena
+from .session import BoundSession, Options, make_session
+
+Array = npt.NDArray[Any]
+
+#: Elements of a parameter that the optimizer updates at a time: what it copies is bounded by this, whatever the parameter's size.
+SLICE = 1 << 16
+_MOMENTS = {"first_order_moments": ".first_order_moment", "second_order_moments": ".second_order_moment"}
+
+
+class Trainer:
+    """A training run.
+
+    Args:
+        artifact: an artifact or the path of one.
+        threads: intra-op threads; 0 leaves it to the runtime.
+        capped: hold the step within the plan's memory by a registered arena (one size per process); off, the session has its own.
+        scheduled: run the scheduled step; off, the unscheduled one (the reference).
+
+    Attributes:
+        learning_rate: used by the next update; set it as a schedule demands.
+        steps_done: updates so far.
+        parameters: trainable and frozen parameters and state, updated in place.
+        gradients: accumulated gradients by parameter name (empty where the update is part of the graph).
+
+    Raises:
+        ArtifactError: the artifact is damaged, or the runtime reorders it or drops recomputes.
+    """
+
+    def __init__(self, artifact: Artifact | str | Path, threads: int = 0, capped: bool = True, scheduled: bool = True) -> None:
+        self.artifact = artifact if isinstance(artifact, Artifact) else Artifact.load(artifact)
+        manifest = self.artifact.manifest
+        if capped:
+            arena.register(int(manifest["memory"]["arena_bytes"]))
+        self._options = Options(threads=threads)
+        self.optimizer = self.artifact.optimizer
+        self.learning_rate = self.optimizer.learning_rate
+        self.steps_done = 0
+        self.parameters = {name: np.ascontiguousarray(a) for name, a in self.artifact.parameters().items()}
+        self._roles = manifest["roles"]
+        in_graph = self.optimizer.in_graph
+        self.gradients: dict[str, Array] = {} if in_graph else {n: np.zeros_like(self.parameters[n]) for n in self._roles["trainable"]}
+        self.moments = {n + s: np.zeros_like(self.parameters[n]) for n in self._roles["trainable"] for s in self.optimizer.moments}
+        self._specs = {spec.name: spec for spec in (*self.artifact.inputs, *self.artifact.labels)}
+        self._batch = {name: np.zeros(spec.shape, spec.dtype) for name, spec in self._specs.items()}
+        self._rate = np.zeros(1, np.float32)
+        self._reset = np.ones(1, np.bool_)
+        session = make_session(self.artifact.file(TRAINING if scheduled else UNSCHEDULED), self._options)
+        self._step = BoundSession(session)
+        self._step.bind({name: array for name, array in self._arrays().items() if name in self._step.inputs})
+        self._update = None if in_graph else _Update(self.artifact.file(OPTIMIZER), self._options)
+        self._eval: BoundSession | None = None
+
+    def _arrays(self) -> dict[str, Array]:
+        from ..training_graph import GRADIENT_BUFFER, LAZY_RESET
+
+        arrays: dict[str, Array] = {**self._batch, **self.parameters, **self.moments}
+        arrays |= {name + GRADIENT_BUFFER: array for name, array in self.gradients.items()}
+        return arrays | {"learning_rate": self._rate, LAZY_RESET: self._reset}
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes that the training holds between steps: parameters, gradients, optimizer state, batch."""
+        groups = (self.parameters, self.gradients, self.moments, self._batch)
+        return sum(a.nbytes for group in groups for a in group.values())
+
+    @property
+    def providers(self) -> list[str]:
+        """The execution providers of the step, best first."""
+        return list(self._step.session.get_providers())
+
+    def touch(self) -> None:
+        """Make the arrays resident that the first step would (freshly zeroed memory has no pages yet)."""
+        for group in (self.gradients, self.moments, self._batch):
+            for array in group.values():
+                array[...] = 0
+
+    def train_step(self, batch: Mapping[str, npt.ArrayLike]) -> float:
+        """One step: forward, backward, update. Returns the loss.
+
+        Args:
+            batch: input and label names to arrays of the artifact's shapes.
+
+        Raises:
+            UsageError: an array is missing, unknown, or of another shape.
+            OutOfBudget: the step exceeded its memory; the parameters are as before, but accumulated gradients are not.
+        """
+        loss = self.accumulate(batch, fresh=True)
+        self.apply_update()
+        return loss
+
+    def accumulate(self, batch: Mapping[str, npt.ArrayLike], fresh: bool = True) -> float:
+        """Forward and backward; gradients replace (``fresh``) or add to the accumulated ones. Returns the loss."""
+        self._fill(batch)
+        self._reset[...] = fresh
+        self._rate[...] = self.learning_rate
+        outputs = self._step.run()
+        return float(np.asarray(outputs[0]).reshape(()))
+
+    def apply_update(self) -> None:
+        """Update the parameters from the accumulated gradients."""
+        self.steps_done += 1
+        if self._update is None:
+            return
+        moments = [(key, suffix) for key, suffix in _MOMENTS.items() if suffix in self.optimizer.moments]
+        for name, gradient in self.gradients.items():
+            state = {key: self.moments[name + suffix] for key, suffix in moments}
+            self._update.apply(self.parameters[name], gradient, state, self.learning_rate, self.steps_done)
+
+    def evaluate(self, batch: Mapping[str, npt.ArrayLike]) -> tuple[float, dict[str, Array]]:
+        """Loss and model outputs in evaluation mode, parameters as they are now.
+
+        Raises:
+            UsageError: an array is missing or of another shape.
+        """
+        self._fill(batch)
+        if self._eval is None:
+            self._eval = BoundSession(make_session(self.artifact.file(EVAL), self._options))
+            arrays = self._arrays()
+            self._eval.bind({name: arrays[name] for name in self._eval.inputs})
+        results = self._eval.run()
+        named = dict(zip(self._eval.outputs, results, strict=True))
+        loss = named.pop(self._roles["loss"])
+        return float(np.asarray(loss).reshape(())), named
+
+    def save(self, folder: str | Path) -> None:
+        """Write ``checkpoint`` (loads in ``onnxruntime.training.api`` too) and ``optimizer_state.npz`` into a new folder, whole or not at all."""
+        trainable = set(self._roles["trainable"])
+        with whole_folder(Path(folder)) as staging:
+            frozen = {n: a for n, a in self.parameters.items() if n not in trainable}
+            save_checkpoint(staging / CHECKPOINT, {n: self.parameters[n] for n in self._roles["trainable"]}, frozen)
+            np.savez(staging / "optimizer_state.npz", steps_done=np.asarray(self.steps_done), **self.moments)  # type: ignore[arg-type]
+
+    def restore(self, folder: str | Path) -> None:
+        """Continue from what ``save`` wrote.
+
+        Raises:
+            ArtifactError: the folder has no such files, or they belong to another model.
+        """
+        from .ort import bindings
+
+        place = Path(folder)
+        if not (place / CHECKPOINT).exists():
+            raise ArtifactError(f"there is no saved training state in {place}")
+        state = bindings().load_checkpoint(str(place / CHECKPOINT))
+        for name, array in self.parameters.items():
+            if not state.has_parameter(name):
+                raise ArtifactError(f"the saved state in {place} has no '{name}': it belongs to another model")
+            array[...] = state.get_parameter(name).data.numpy()
+        with np.load(place / "optimizer_state.npz") as saved:
+            self.steps_done = int(saved["steps_done"])
+            for name, array in self.moments.items():
+                array[...] = saved[name]
+
+    def _fill(self, batch: Mapping[str, npt.ArrayLike]) -> None:
+        for name in batch:
+            if name not in self._specs:
+                raise UsageError(f"the model has no input '{name}'; it has {', '.join(self._specs)}")
+        for name, spec in self._specs.items():
+            if name not in batch:
+                raise UsageError(f"the batch lacks '{name}' ({spec})")
+            array = np.asarray(batch[name])
+            if array.shape != spec.shape:
+                raise UsageError(f"'{name}' has shape {array.shape}, the artifact was compiled for {spec.shape}: pad the batch, or compile for its shape")
+            if not np.can_cast(array.dtype, spec.dtype, "same_kind"):
+                raise UsageError(f"'{name}' has dtype {array.dtype}, the artifact wants {spec.dtype}")
+            self._batch[name][...] = array
+
+
+class _Update:
+    """The artifact's optimizer node, applied to a slice of a parameter at a time so that it needs next to no memory."""
+
+    def __init__(self, path: Path, options: Options) -> None:
+        node = onnx.load(str(path)).graph.node[0]
+        self._session = make_session(_slice_model(node).SerializeToString(), options)
+        self._names = [i.name for i in self._session.get_inputs()]
+
+    def apply(self, parameter: Array, gradient: Array, moments: Mapping[str, Array], rate: float, step: int) -> None:
+        flat = {"params": parameter, "gradients": gradient, **moments}
+        views = {name: array.reshape(-1) for name, array in flat.items()}
+        scalars = {"learning_rate": np.asarray([rate], np.float32), "step": np.asarray([step], np.int64)}
+        bound = BoundSession(self._session)
+        bound.bind({name: array for name, array in scalars.items() if name in self._names})
+        for start in range(0, parameter.size, SLICE):
+            bound.bind({name: view[start : start + SLICE] for name, view in views.items()})
+            bound.run_discarding()
+
+
+def _slice_model(node: onnx.NodeProto) -> onnx.ModelProto:
+    """``optimizer_model.onnx`` for one flat tensor: sequences of one, the new values written over the old ones."""
+    sequences = [name for name in node.input if name not in ("learning_rate", "step")]
+    updated = [name for name in sequences if name != "gradients"]
+    nodes = [helper.make_node("SequenceConstruct", [name], [f"{name}_sequence"]) for name in sequences]
+    inner = helper.make_node(
+        node.op_type,
+        [f"{name}_sequence" if name in sequences else name for name in node.input],
+        ["updated_flag", *(f"{name}_updated" for name in updated)],
+        domain=MS,
+    )
+    inner.attribute.extend(node.attribute)
+    nodes.append(inner)
+    for name in updated:
+        nodes.append(helper.make_node("SequenceAt", [f"{name}_updated", "first"], [f"{name}_new"]))
+        nodes.append(helper.make_node("InPlaceAccumulatorV2", [name, f"{name}_new", "overwrite"], [f"{name}_flag"], domain=MS))
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in sequences]
+    if "step" in node.input:
+        inputs.append(helper.make_tensor_value_info("step", TensorProto.INT64, [1]))
+    inputs.append(helper.make_tensor_value_info("learning_rate", TensorProto.FLOAT, [1]))
+    graph = helper.make_graph(
+        nodes,
+        "update",
+        inputs,
+        [helper.make_tensor_value_info(f"{name}_flag", TensorProto.BOOL, [1]) for name in updated],
+        [helper.make_tensor("first", TensorProto.INT64, [], [0]), helper.make_tensor("overwrite", TensorProto.BOOL, [1], [True])],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid(MS, 1)], ir_version=10)
+
+
+def random_batches(specs: list[InputSpec], seed: int) -> Iterator[dict[str, Array]]:
+    """Endless random batches for the inputs and labels of an artifact."""
+    rng = np.random.default_rng(seed)
+    while True:
+        yield {spec.name: spec.sample(rng) for spec in specs}
+

@@ -1,0 +1,330 @@
+"""Do the numbers hold?  The scheduled step against the unscheduled one, bit for bit, and against torch within a tolerance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .artifact import TRAINING, UNSCHEDULED, Artifact
+from .errors import OnnxRematError
+from .exporters import ExportError, Loss, build_module
+from .runtime import worker
+from .runtime.session import BoundSession, Options, make_session, with_dropout_seeds, with_extra_outputs
+from .training_graph import GRADIENT_BUFFER, LAZY_RESET
+
+Array = npt.NDArray[Any]
+
+#: Largest relative error against torch that float32 arithmetic in another order explains.
+TORCH_TOLERANCE = 1e-3
+#: Batches tried for the comparison with torch: rounding may tip a ReLU or a maximum the other way on one, a wrong rule is wrong on each.
+_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was checked.
+
+    Attributes:
+        passed: every check that could be made.
+        bitwise_equal: losses, gradients and parameters of the scheduled step equal the unscheduled one's bit for bit, over several steps, dropout on.
+        state_equal: so do running statistics and counters, and they equal torch's within tolerance.
+        max_relative_error_torch: worst relative error of loss, gradients and state against torch; None where the model can't be imported.
+        steps: steps compared.
+        peak_measured_bytes: peak of a capped run in a process of its own; None where it was not measured.
+        within_budget: whether that is within the budget.
+        reason: why it did not pass, or why a comparison was left out.
+    """
+
+    passed: bool
+    bitwise_equal: bool
+    state_equal: bool
+    max_relative_error_torch: float | None
+    steps: int
+    peak_measured_bytes: int | None = None
+    within_budget: bool | None = None
+    reason: str = ""
+
+
+def verify_artifact(artifact: Artifact, steps: int = 3, threads: int = 0, seed: int = 0, measure: bool = True) -> Verification:
+    """Check an artifact.
+
+    Args:
+        artifact: what to check.
+        steps: training steps over which the scheduled and the unscheduled graph are compared.
+        threads: intra-op threads.
+        seed: of the batches and dropout masks.
+        measure: also run it capped in a process of its own and compare its peak with the budget.
+    """
+    reasons: list[str] = []
+    different = compare_schedules(artifact, steps, threads, seed)
+    if different:
+        reasons.append(f"'{different[0]}' differs from the unscheduled step ({len(different)} tensors do)")
+    state = set(artifact.manifest["roles"]["state"])
+    error, state_error, why = torch_error(artifact, threads, seed)
+    if error is None:
+        reasons.append(f"not compared with torch: {why}")
+    elif error > TORCH_TOLERANCE:
+        reasons.append(f"the worst relative error against torch is {error:.2g}, in '{why}'")
+    peak = within = None
+    if measure:
+        budget = int(artifact.manifest["memory"]["budget_bytes"])
+        peak = worker.call("onnxremat.runtime.run:measure_job", artifact=str(artifact.path), steps=2, threads=threads)["peak_measured_bytes"]
+        within = peak <= budget
+        if not within:
+            reasons.append(f"the process reached {peak} bytes, the budget is {budget}")
+    numbers = not different and (error is None or error <= TORCH_TOLERANCE)
+    return Verification(
+        passed=numbers and within is not False,
+        bitwise_equal=not different,
+        state_equal=not (state & set(different)) and (state_error is None or state_error <= TORCH_TOLERANCE),
+        max_relative_error_torch=error,
+        steps=steps,
+        peak_measured_bytes=peak,
+        within_budget=within,
+        reason="; ".join(reasons),
+    )
+
+
+class _Run:
+    """A graph of the artifact with arrays of its own, updated by plain gradient descent so that parameters move between steps."""
+
+    def __init__(self, artifact: Artifact, name: str, threads: int, seed: int, outputs: list[str] | None = None) -> None:
+        model = with_dropout_seeds(artifact.file(name), seed)
+        if outputs:
+            model = with_extra_outputs(model, outputs)
+        self.session = BoundSession(make_session(model, Options(threads=threads)))
+        weights = artifact.parameters()
+        self.arrays: dict[str, Array] = {}
+        for entry in self.session.session.get_inputs():
+            dtype = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(bool)": np.bool_}.get(entry.type)
+            given = weights.get(entry.name)
+            self.arrays[entry.name] = np.array(given) if given is not None else np.zeros(entry.shape, dtype or np.float32)
+        for spec in (*artifact.inputs, *artifact.labels):
+            if spec.name in self.arrays:
+                self.arrays[spec.name] = np.zeros(spec.shape, spec.dtype)
+        for name_, value in ((LAZY_RESET, True), ("learning_rate", artifact.optimizer.learning_rate)):
+            if name_ in self.arrays:
+                self.arrays[name_][...] = value
+        self.session.bind(self.arrays)
+
+    def step(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+        for name, array in batch.items():
+            if name in self.arrays:
+                self.arrays[name][...] = array
+        return dict(zip(self.session.outputs, self.session.run(), strict=True))
+
+    def descend(self, rate: float = 0.01) -> None:
+        for name, array in self.arrays.items():
+            if name.endswith(GRADIENT_BUFFER):
+                self.arrays[name.removesuffix(GRADIENT_BUFFER)] -= rate * array
+
+
+def compare_schedules(artifact: Artifact, steps: int, threads: int = 0, seed: int = 0) -> list[str]:
+    """Run the scheduled and the unscheduled graph side by side; the names of tensors that differ in any bit, after any step."""
+    rng = np.random.default_rng(seed)
+    specs = [*artifact.inputs, *artifact.labels]
+    scheduled, reference = (_Run(artifact, name, threads, seed) for name in (TRAINING, UNSCHEDULED))
+    loss = artifact.manifest["roles"]["loss"]
+    for _ in range(steps):
+        batch = {spec.name: spec.sample(rng) for spec in specs}
+        left, right = scheduled.step(batch), reference.step(batch)
+        different = [] if left[loss].tobytes() == right[loss].tobytes() else [loss]
+        different += [n for n, a in scheduled.arrays.items() if a.tobytes() != reference.arrays[n].tobytes()]
+        if different:
+            return sorted(different)
+        scheduled.descend()
+        reference.descend()
+    return []
+
+
+def torch_error(artifact: Artifact, threads: int = 0, seed: int = 0) -> tuple[float | None, float | None, str]:
+    """The unscheduled step against torch's autograd, with the very dropout masks that ONNX Runtime drew.
+
+    Returns:
+        The worst relative error, that of the state alone, and the tensor with the worst one; None, None and the reason where it can't be compared.
+    """
+    source = artifact.manifest["source"]
+    if source.get("kind") != "torch" or not source.get("spec"):
+        return None, None, "the source is not an importable torch factory"
+    try:
+        module = build_module(source["spec"], int(source["seed"]))
+    except ExportError as error:
+        return None, None, str(error)
+    try:
+        return compare_with_torch(artifact, module, threads, seed)
+    except _Random as error:
+        return None, None, str(error)
+
+
+class _Random(OnnxRematError):
+    """The model draws random numbers that can't be handed to torch."""
+
+
+def compare_with_torch(artifact: Artifact, module: Any, threads: int = 0, seed: int = 0) -> tuple[float, float, str]:
+    """As ``torch_error``, for a module at hand, which is left as it was."""
+    import copy
+
+    worst: tuple[float, float, str] | None = None
+    for attempt in range(_TRIES):
+        errors = _one_comparison(artifact, copy.deepcopy(module), threads, seed + attempt)
+        name = max(errors, key=lambda n: errors[n])
+        state = max((errors[n] for n in artifact.manifest["roles"]["state"] if n in errors), default=0.0)
+        if worst is None or errors[name] < worst[0]:
+            worst = (errors[name], state, name)
+        if worst[0] <= TORCH_TOLERANCE / 10:
+            break
+    assert worst is not None
+    return worst
+
+
+def _one_comparison(artifact: Artifact, module: Any, threads: int, seed: int) -> dict[str, float]:
+    import torch
+
+    masks = list(artifact.manifest["roles"]["dropout_masks"])
+    run = _Run(artifact, UNSCHEDULED, threads, seed, masks)
+    for name, buffer in run.arrays.items():
+        if name.endswith(".momentum"):
+            buffer[...] = 0
+    before = {name: array.copy() for name, array in run.arrays.items()}
+    rng = np.random.default_rng(seed)
+    batch = {spec.name: spec.sample(rng) for spec in (*artifact.inputs, *artifact.labels)}
+    results = run.step(batch)
+    drawn = [results[name] for name in masks]
+    loss = _torch_loss(artifact, module, {n: torch.from_numpy(np.array(a)) for n, a in batch.items()}, drawn)
+    loss.backward()
+    roles = artifact.manifest["roles"]
+    errors = {roles["loss"]: _relative(results[roles["loss"]], loss.detach().numpy(), 0.0)}
+    expected = {n: p.grad.numpy() for n, p in module.named_parameters(remove_duplicate=False) if p.grad is not None and n in roles["trainable"]}
+    scale = float(np.sqrt(np.mean([np.mean(np.square(g, dtype=np.float64)) for g in expected.values()]))) if expected else 0.0
+    for name, gradient in expected.items():
+        errors[name] = _relative(_gradient(artifact, run, before, name), gradient, 1e-3 * scale)
+    for name, value in module.named_buffers():
+        if name in roles["state"]:
+            errors[name] = _relative(run.arrays[name], value.numpy(), 0.0)
+    return errors
+
+
+def _gradient(artifact: Artifact, run: _Run, before: Mapping[str, Array], name: str) -> Array:
+    """The gradient of a parameter: accumulated, or what the update in the graph made of it."""
+    buffer = run.arrays.get(name + GRADIENT_BUFFER)
+    if buffer is not None:
+        return buffer
+    optimizer = artifact.optimizer
+    step: Array = (before[name].astype(np.float64) - run.arrays[name]) / optimizer.learning_rate
+    if optimizer.momentum:
+        step = run.arrays[name + ".momentum"].astype(np.float64)
+    return step - optimizer.weight_decay * before[name]
+
+
+def _relative(found: Array, expected: Array, floor: float) -> float:
+    """Error in the root-mean-square norm, relative to the expected values' or to ``floor`` (per element) where those vanish."""
+    found, expected = np.asarray(found, np.float64).reshape(-1), np.asarray(expected, np.float64).reshape(-1)
+    size = max(float(np.sqrt(np.mean(np.square(expected)))) if expected.size else 0.0, floor, 1e-12)
+    error = float(np.sqrt(np.mean(np.square(found - expected)))) if expected.size else 0.0
+    return error / size if np.isfinite(error) else float("inf")
+
+
+def _torch_loss(artifact: Artifact, module: Any, batch: Mapping[str, Any], masks: list[Array]) -> Any:
+    import torch
+
+    source = artifact.manifest["source"]
+    loss = None if source.get("loss") is None else Loss.from_options(source["loss"], source.get("loss_options", {}))
+    own = loss is None or loss.name == "output"
+    names = [s.name for s in artifact.inputs] + ([s.name for s in artifact.labels] if own else [])
+    with _given_masks(masks), torch.enable_grad():
+        output = call_module(module, {n: batch[n] for n in names})
+    outputs = _flatten(output)
+    if own:
+        scalars = [t for t in outputs if t.dtype.is_floating_point and t.numel() == 1]
+        return scalars[0].reshape(())
+    assert loss is not None
+    return loss.torch(outputs[_read_index(artifact, loss)], batch[artifact.labels[0].name])
+
+
+def _read_index(artifact: Artifact, loss: Loss) -> int:
+    """Which output of the model the loss reads."""
+    wanted = getattr(loss, "output", None)
+    names = [n for n in artifact.manifest["roles"]["outputs"]]
+    return names.index(wanted) if wanted in names else 0
+
+
+def call_module(module: Any, arguments: Mapping[str, Any]) -> Any:
+    """Call a module with inputs by name where its forward has those names, else by position."""
+    import inspect
+
+    parameters = inspect.signature(module.forward).parameters
+    keyword = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    if all(name in parameters or keyword for name in arguments):
+        return module(**arguments)
+    return module(*arguments.values())
+
+
+def _flatten(output: Any) -> list[Any]:
+    import torch
+    from torch.utils import _pytree
+
+    leaves, _ = _pytree.tree_flatten(output)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+@contextmanager
+def _given_masks(masks: list[Array]) -> Iterator[None]:
+    """Within the block torch's dropouts use these masks, in the order in which they are called."""
+    import torch
+    import torch.nn.functional as F
+    from torch.overrides import TorchFunctionMode
+
+    pending = [torch.from_numpy(np.array(m)) for m in masks]
+
+    def drop(x: Any, p: float) -> Any:
+        if not pending:
+            raise _Random("torch calls more dropouts than the graph has")
+        mask = pending.pop(0)
+        # A channel's dropout has a mask of its own rank; any other mask has its input's elements.
+        return x * mask.to(x.dtype).reshape(mask.shape if mask.ndim == x.ndim else x.shape) / (1 - p)
+
+    class Masks(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = dict(kwargs or {})
+            name = getattr(func, "__name__", "")
+            if name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"):
+                x = args[0] if args else kwargs.get("input")
+                p = float(args[1] if len(args) > 1 else kwargs.get("p", 0.5))
+                training = bool(args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", True)))
+                return drop(x, p) if training and p > 0 else x
+            if name == "scaled_dot_product_attention":
+                return attention(func, args, kwargs)
+            if name in ("bernoulli", "rand", "rand_like", "randn_like", "randn", "rrelu", "alpha_dropout", "feature_alpha_dropout", "multinomial", "bernoulli_"):
+                raise _Random(f"the model draws random numbers by torch.{name}, which can't be compared")
+            return func(*args, **kwargs)
+
+    def attention(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+        values = {**dict(zip(names, args, strict=False)), **kwargs}
+        p = float(values.get("dropout_p") or 0.0)
+        if p == 0:
+            return func(*args, **kwargs)
+        query, key, value = values["query"], values["key"], values["value"]
+        if values.get("enable_gqa"):
+            key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+            value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+        scale = values.get("scale") or query.shape[-1] ** -0.5
+        scores = query @ key.transpose(-2, -1) * scale
+        if values.get("is_causal"):
+            keep = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+            scores = scores.masked_fill(~keep, float("-inf"))
+        mask = values.get("attn_mask")
+        if mask is not None:
+            scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+        return drop(F.softmax(scores, -1), p) @ value
+
+    with Masks():
+        yield
+    if pending:
+        raise _Random(f"the graph has {len(pending)} dropouts more than torch calls")
+

@@ -1,0 +1,122 @@
+"""From a problem and a budget to a plan: run a strategy, judge what it found, or say why there is none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from .bounds import bytes_floor, seconds_floor
+from .errors import Infeasible, PlanError
+from .evaluate import evaluate
+from .plan import Plan, Step
+from .problem import Problem, is_duration
+from .relaxation import best_bound
+from .strategies.registry import Context, Progress, get_strategy
+from .validate import validate
+
+__all__ = ["minimum_budget", "plan_from_sequence", "solve"]
+
+# Wall time that the proof of a bound may take after the search.
+_BOUND_SECONDS = 10.0
+
+
+def solve(
+    problem: Problem,
+    budget_bytes: int,
+    strategy: str = "auto",
+    time_limit: float = 60.0,
+    seed: int = 0,
+    progress: Callable[[Progress], None] | None = None,
+) -> Plan:
+    """Plan a training step within a budget.
+
+    Args:
+        problem: the step.
+        budget_bytes: bytes for everything that the step holds, resident ones included.
+        strategy: a name from :func:`strategies`.
+        time_limit: wall seconds; the best plan found by then is returned. Zero still tries the cheapest answers.
+        seed: source of chance; the answer is a function of it as long as the time limit does not cut the search short.
+        progress: told of every improvement.
+
+    Returns:
+        A plan that the simulator evaluated and the validator accepted.
+
+    Raises:
+        ProblemError: the problem is not well formed.
+        StrategyError: the strategy does not exist or cannot work on this problem.
+        Infeasible: no plan was found; says the smallest feasible budget found and the proven floor.
+    """
+    if isinstance(budget_bytes, bool) or not isinstance(budget_bytes, int):
+        raise PlanError(f"budget must be a number of bytes, not {budget_bytes!r}")
+    if not is_duration(time_limit):
+        raise PlanError(f"time limit must be a finite number of seconds, zero or more, not {time_limit!r}")
+    run = get_strategy(strategy)
+    problem.check()
+    started = time.monotonic()
+    floor = bytes_floor(problem)
+    context = Context(problem, budget_bytes, started + time_limit, seed, progress, strategy, started)
+    if budget_bytes >= floor:
+        run(context)
+    if context.best is None:
+        if strategy == "auto" and budget_bytes >= floor:
+            # Searching for the smallest budget may still meet one that is small enough.
+            _lower(context, floor)
+        if context.best is None:
+            smallest = context.lowest_peak if strategy != "auto" and context.lowest is not None else 1 << 62
+            if smallest == 1 << 62:
+                spare = Context(problem, floor, time.monotonic() + max(1.0, min(20.0, context.left)), seed)
+                spare.lowest, spare.lowest_peak = context.lowest, context.lowest_peak
+                smallest = _lower(spare, floor)
+            raise Infeasible(smallest, floor, strategy, budget_bytes)
+    bound = seconds_floor(problem)
+    if context.best_seconds > bound * (1 + 1e-9) and context.left > 0:
+        proven = best_bound(context.reduced, budget_bytes, min(context.left, _BOUND_SECONDS))
+        # A bound above a plan that the validator accepts can only be the solver's rounding; it is not claimed.
+        if proven <= context.best_seconds:
+            bound = max(bound, proven)
+    return plan_from_sequence(problem, context.best, budget_bytes, strategy, bound, time.monotonic() - started)
+
+
+def plan_from_sequence(
+    problem: Problem,
+    sequence: Sequence[int] | Sequence[Step],
+    budget_bytes: int,
+    strategy: str = "given",
+    seconds_lower_bound: float | None = None,
+    solve_seconds: float = 0.0,
+) -> Plan:
+    """The plan of a sequence of op indices or steps, evaluated and validated; raises PlanError where it is not valid."""
+    steps = tuple(step if isinstance(step, Step) else Step("run", step) for step in sequence)
+    found = evaluate(problem, steps)
+    base = evaluate(problem, range(len(problem.ops)))
+    plan = Plan(
+        problem_name=problem.name,
+        strategy=strategy,
+        budget_bytes=budget_bytes,
+        steps=steps,
+        peak_bytes=found.peak_bytes,
+        seconds=found.seconds,
+        seconds_unscheduled=base.seconds,
+        seconds_lower_bound=seconds_floor(problem) if seconds_lower_bound is None else seconds_lower_bound,
+        peak_unscheduled_bytes=base.peak_bytes,
+        solve_seconds=solve_seconds,
+    )
+    validate(problem, plan)
+    return plan
+
+
+def minimum_budget(problem: Problem, time_limit: float = 20.0, seed: int = 0) -> int:
+    """The smallest budget, in bytes, for which a plan was found within the time limit; smaller ones may exist, see ``bytes_floor``."""
+    problem.check()
+    context = Context(problem, bytes_floor(problem), time.monotonic() + time_limit, seed)
+    return _lower(context, bytes_floor(problem))
+
+
+def _lower(context: Context, floor: int) -> int:
+    """Search for a sequence of low peak; ends early when one is within the context's budget. Returns the lowest peak."""
+    from .strategies.auto import lower_peak
+
+    if context.lowest is None:
+        get_strategy("keep_all")(context)
+    lower_peak(context, floor)
+    return context.lowest_peak

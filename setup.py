@@ -1,0 +1,66 @@
+"""Packaging: the top-level folders are installed as subpackages of ``onnxremat``.
+
+``exporters/``, ``scheduler/`` and ``models/`` are imported as ``onnxremat.exporters`` and so on, because a user's own project may well have
+a ``scheduler.py`` or a ``models/`` beside its scripts.  In a source checkout three relative symlinks serve the same import paths.
+"""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+FOLDERS = ("exporters", "scheduler", "models")
+
+package_dir = {"onnxremat": "onnxremat"}
+packages = ["onnxremat"]
+for folder in FOLDERS:
+    package_dir[f"onnxremat.{folder}"] = folder
+    packages.append(f"onnxremat.{folder}")
+    packages += [f"onnxremat.{folder}.{name}" for name in find_packages(folder)]
+# The symlinked folders are listed above under their real paths; anything else below onnxremat/ is found as usual.
+packages += [
+    f"onnxremat.{name}" for name in find_packages("onnxremat") if name.split(".")[0] not in FOLDERS
+]
+
+setup(
+    name="onnxremat",
+    version="0.1.0",
+    description="Fit the training of a neural network into the memory at hand: rematerialization for ONNX training graphs",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=packages,
+    package_dir=package_dir,
+    package_data={
+        "onnxremat": ["py.typed", "templates/*.html"],
+        "onnxremat.models": ["*.yaml"],
+    },
+    install_requires=[
+        "numpy>=1.26",
+        "onnx>=1.20,<1.24",
+        "onnx-ir>=1.1,<1.2",
+        "onnxscript>=0.7.2,<0.8",
+        "networkx>=3.2",
+        "scipy>=1.11",
+        "PyYAML>=6.0",
+    ],
+    extras_require={
+        # Exactly one of the three: they own the same import folder.
+        "cpu": ["onnxruntime-training-cpu==1.19.2"],
+        "cuda": ["onnxruntime-training==1.19.2"],
+        "stock": ["onnxruntime"],
+        # Needed to export a PyTorch model and to compare with torch; not needed to train.
+        "torch": ["torch>=2.13"],
+        "dev": [
+            "hypothesis>=6.100",
+            "mypy>=1.10",
+            "pytest>=8.0",
+            "ruff>=0.5",
+            "scikit-learn>=1.4",
+            "transformers>=5.0,<6.0",
+            "types-PyYAML",
+        ],
+    },
+    entry_points={"console_scripts": ["onnxremat=onnxremat.cli:main"]},
+)

@@ -1,0 +1,143 @@
+"""What cannot be exported is refused in one line that names it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from onnxremat.exporters import ExportError, InputSpec, export_torch
+from tests.exporters.support import x
+from tests.exporters.test_hazards import Apply
+
+
+def refused(function: Any, message: str, specs: Any = None, **parts: Any) -> None:
+    with pytest.raises(ExportError, match=message) as caught:
+        export_torch(Apply(function, **parts), [x(2, 4)] if specs is None else specs)
+    assert "\n" not in str(caught.value)
+
+
+def branch(self: Any, a: torch.Tensor) -> torch.Tensor:
+    if a.sum() > 0:  # the line that the message must quote
+        return a
+    return -a
+
+
+class Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+        return a.round()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+def test_control_flow_on_data_names_the_line() -> None:
+    refused(branch, r"test_bad_input.py:\d+ \(if a.sum\(\) > 0:.*torch.where")
+
+
+def test_shapes_that_depend_on_data() -> None:
+    refused(lambda self, a: a[a > 0], "depends on data")
+
+
+def test_item() -> None:
+    refused(lambda self, a: a * a.sum().item(), "computed from data")
+
+
+def test_an_exception_of_the_model_names_the_line() -> None:
+    refused(lambda self, a: a @ torch.zeros(3, 3), r"test_bad_input.py:\d+")
+
+
+def test_wrong_shape_and_dtype() -> None:
+    refused(lambda self, a: self.lin(a), "cannot be traced", lin=nn.Linear(5, 2))
+    refused(lambda self, a: self.e(a), "cannot be traced", e=nn.Embedding(5, 2))
+
+
+def test_complex_values() -> None:
+    refused(lambda self, a: torch.fft.fft(a).abs(), "complex")
+
+
+def test_no_tensor_output_and_foreign_output() -> None:
+    refused(lambda self, a: None, "returns no tensor")
+    refused(lambda self, a: object(), "not a tensor")
+
+
+def test_custom_autograd_function() -> None:
+    refused(lambda self, a: Straight.apply(a), "autograd.Function Straight")
+    assert torch.autograd.Function.apply.__self__ is torch.autograd.Function
+
+
+def test_hooks() -> None:
+    module = nn.Linear(4, 4)
+    handle = module.register_full_backward_hook(lambda *a: None)
+    with pytest.raises(ExportError, match="backward hooks"):
+        export_torch(module, [x(2, 4)])
+    handle.remove()
+    module.weight.register_hook(lambda g: g * 2)
+    with pytest.raises(ExportError, match="parameter weight"):
+        export_torch(module, [x(2, 4)])
+
+
+def test_alpha_dropout_and_dropout_of_everything() -> None:
+    refused(lambda self, a: self.d(a), "alpha_dropout d.*nn.Dropout", d=nn.AlphaDropout(0.1))
+    refused(lambda self, a: self.d(a), "p=1.0", d=nn.Dropout(1.0))
+    export_torch(Apply(lambda self, a: self.d(a) + 1, d=nn.AlphaDropout(0.1).eval()), [x(2, 4)])
+
+
+def test_rnn_dropout() -> None:
+    refused(lambda self, a: self.r(a)[0], "dropout between its layers", [x(3, 2, 4)], r=nn.LSTM(4, 4, 2, dropout=0.5))
+
+
+def test_writes_to_parameters() -> None:
+    def forward(self: Any, a: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.lin.weight.clamp_(-1, 1)
+        return self.lin(a)
+
+    refused(forward, "lin.weight", lin=nn.Linear(4, 4))
+
+
+def test_operation_without_onnx_form_names_module_and_line() -> None:
+    class Factors(nn.Module):
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.qr(a)[0]
+
+    with pytest.raises(ExportError, match=r"module 0 at test_bad_input.py:\d+ \(return torch.linalg.qr.*no ONNX form.*linalg_qr"):
+        export_torch(nn.Sequential(Factors()), [x(2, 4)])
+
+
+@pytest.mark.parametrize(
+    ("specs", "message"),
+    [
+        ([], "no inputs"),
+        ([InputSpec("a", (2, 4)), InputSpec("a", (2, 4))], "named twice"),
+        ([InputSpec("a", (2, 4)), InputSpec("b", (2, 4)), InputSpec("c", (2, 4))], r"cannot take by position"),
+        ([InputSpec("p", (2, 4))], "cannot take by position"),
+        ([InputSpec("u", (2, 4))], "no input given for v"),
+    ],
+)
+def test_inputs_that_do_not_fit_forward(specs: list[InputSpec], message: str) -> None:
+    class Two(nn.Module):
+        def forward(self, u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return u + v
+
+    with pytest.raises(ExportError, match=message):
+        export_torch(Two(), specs)
+
+
+def test_not_a_module() -> None:
+    with pytest.raises(ExportError, match="not an nn"):
+        export_torch(lambda a: a, [x(2)])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x", "x=", "=2x3", "x=2xa", "x=2x3:float99", "x=2:int64:abc", "x=2:float32:5", "x=0x2", "x=2:int64:0", "x=2:int64:3:4"],
+)
+def test_input_spec_text(text: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        InputSpec.parse(text)
+    assert "\n" not in str(caught.value)

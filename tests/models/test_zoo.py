@@ -1,0 +1,124 @@
+"""Every model of the zoo: topology, and its forward graph against torch in training mode."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from onnxremat.exporters import ForwardGraph, InputSpec, Loss, export_torch
+from onnxremat.models.zoo import ZooEntry, load_zoo, zoo_entry
+from tests.exporters.support import close, op_counts, same_as_torch
+
+NAMES = tuple(load_zoo())
+SLOW = {"resnet50", "mobilenet_v2", "resnet18_digits"}
+MODELS = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in NAMES]
+
+
+def factory(entry: ZooEntry) -> Any:
+    module, _, name = entry.factory.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+@cache
+def quick(name: str) -> tuple[nn.Module, ForwardGraph]:
+    entry = zoo_entry(name)
+    torch.default_generator.manual_seed(0)
+    module = factory(entry)(**entry.quick.arguments)
+    inputs, labels = ([InputSpec.parse(text) for text in texts] for texts in (entry.quick.inputs, entry.quick.labels))
+    return module, export_torch(module, inputs, labels, entry.loss)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_forward_graph_equals_torch_in_training_mode(name: str) -> None:
+    module, graph = quick(name)
+    assert module.training
+    got, _ = same_as_torch(graph, module)
+    loss = Loss.parse(zoo_entry(name).loss)
+    from tests.exporters.support import sample_all
+
+    label = torch.from_numpy(sample_all(graph)[graph.labels[0].name])
+    close(got["loss"], loss.torch(torch.from_numpy(got[graph.outputs[0]]), label))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_roles_cover_the_module(name: str) -> None:
+    module, graph = quick(name)
+    parameters = [n for n, _ in module.named_parameters()]
+    assert [n for n in parameters if n not in graph.source["unused"]] == list(graph.trainable)
+    statistics = [n for n, b in module.named_buffers() if n.endswith(("running_mean", "running_var", "num_batches_tracked"))]
+    assert set(statistics) == set(graph.state)
+    assert [v.name for v in graph.model.graph.outputs] == ["loss", *graph.outputs, *graph.state.values()]
+
+
+LEAN = {
+    "resnet18": {"Conv": 20, "BatchNormalization": 20, "Relu": 17, "MaxPool": 1, "Gemm": 1, "Dropout": 1},
+    "resnet50": {"Conv": 53, "BatchNormalization": 53, "Relu": 49, "Gemm": 1},
+    "vgg16": {"Conv": 13, "Gemm": 3, "Dropout": 2, "MaxPool": 5},
+    "mobilenet_v1": {"Conv": 27, "BatchNormalization": 27},
+    "mobilenet_v2": {"Conv": 52, "BatchNormalization": 52, "Dropout": 1, "Clip": 35},
+    "unet": {"ConvTranspose": 3, "Concat": 3},
+    "gpt2": {"Gemm": 9, "Dropout": 7, "LayerNormalization": 5, "Softmax": 2, "Gather": 2, "Split": 2},
+    "bert_mlm": {"Gemm": 14, "Dropout": 7, "LayerNormalization": 6, "Softmax": 2, "Gelu": 3},
+    "bert_classifier": {"Dropout": 8, "Softmax": 2},
+    "resnet18_digits": {"Conv": 20, "Dropout": 1},
+}
+NOISE = ("Constant", "Identity", "Cast", "CastLike", "Expand", "Shape", "Where", "IsNaN", "ConstantOfShape", "Range", "Slice", "Unsqueeze")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_graphs_are_lean(name: str) -> None:
+    counts = op_counts(quick(name)[1])
+    assert {op: counts[op] for op in LEAN[name]} == LEAN[name]
+    assert not [op for op in NOISE if counts[op]]
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"), [("resnet18", 11.69), ("resnet50", 25.56), ("mobilenet_v1", 4.23), ("mobilenet_v2", 3.50), ("unet", 31.04)]
+)
+def test_full_sizes_have_the_published_number_of_parameters(name: str, millions: float) -> None:
+    with torch.device("meta"):
+        module = factory(zoo_entry(name))()
+    assert sum(p.numel() for p in module.parameters()) / 1e6 == pytest.approx(millions, abs=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "millions"), [("vgg16", 138.36), ("gpt2", 124.44), ("bert_mlm", 109.51)])
+def test_large_full_sizes(name: str, millions: float) -> None:
+    with torch.device("meta"):
+        module = factory(zoo_entry(name))()
+    assert sum(p.numel() for p in module.parameters()) / 1e6 == pytest.approx(millions, abs=0.01)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert_mlm"])
+def test_eager_attention_gives_the_same_operators(name: str) -> None:
+    entry = zoo_entry(name)
+    module = factory(entry)(**entry.quick.arguments, attention="eager")
+    graph = export_torch(
+        module, [InputSpec.parse(t) for t in entry.quick.inputs], [InputSpec.parse(t) for t in entry.quick.labels], entry.loss
+    )
+    assert op_counts(graph) == op_counts(quick(name)[1])
+    same_as_torch(graph, module)
+
+
+def test_entries_are_well_formed() -> None:
+    assert len(NAMES) == len(set(NAMES))
+    for entry in load_zoo().values():
+        for text in (*entry.inputs, *entry.labels, *entry.quick.inputs, *entry.quick.labels):
+            assert str(InputSpec.parse(text)) == text
+        assert Loss.parse(entry.loss).name == "cross_entropy" and entry.tags
+    with pytest.raises(KeyError):
+        zoo_entry("alexnet")
+
+
+def test_listing_needs_no_torch() -> None:
+    code = "import sys; from onnxremat.models.zoo import load_zoo; load_zoo(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    assert done.stdout.strip() == "False"
