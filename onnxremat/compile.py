@@ -15,7 +15,7 @@ import onnx
 from . import artifact as files
 from .artifact import Artifact, file_digests, save_checkpoint, save_model
 from .costs import analytic_costs, measured_costs
-from .emit import Emitted, emit, is_token
+from .emit import Emitted, emit, is_helper
 from .errors import ArtifactError, BudgetInfeasible, OnnxRematError, VerificationFailed
 from .eval_graph import eval_model, evaluation_form
 from .exporters import ForwardGraph, InputSpec, Loss, build_module, export_torch, load_source
@@ -37,6 +37,8 @@ OPTIMIZER_BYTES = 4 * 2**20
 #: Room in the arena for what the placement does not model: scratch below the resolution of the probe, scalars.
 _ARENA_SLACK_BYTES, _ARENA_SLACK_SHARE = 2**20, 0.01
 _REPLANS = 8
+#: Capacities tried for one plan: a larger arena may place buffers better or worse.
+_CAPACITIES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ def compile_graphs(
         begin = time.perf_counter()
         scheduled = schedule(problem, budget, request)
         solve_seconds = time.perf_counter() - begin
-        emitted = emit(training.model, problem, scheduled.plan)
+        emitted = emit(training.model, problem, scheduled.plan, scheduled.placement.pen_bytes)
         save_model(emitted.model, staging / files.TRAINING)
         check_order(staging / files.TRAINING, emitted)
         save_model(eval_model(evaluation, training), staging / files.EVAL)
@@ -207,38 +209,40 @@ def schedule(problem: Problem, budget: int, request: Request) -> Scheduled:
         BudgetInfeasible: no plan was found.
     """
     room = capacity_within(budget - problem.resident_bytes)
-    limit, above, below = budget, budget, 0  # limits above `above` are pointless, those below `below` are known to fit
+    floor = problem.resident_bytes
+    below, limit, above = floor, budget, budget  # known to fit, tried next, known not to
     best: Scheduled | None = None
-    smallest: int | None = None
+    refusal: Infeasible | None = None
+    smallest = UNLIMITED
     begin = time.monotonic()
-    for _ in range(_REPLANS):
-        left = max(1.0, request.time_limit - (time.monotonic() - begin))
-        plan = _solve(problem, limit, request, left / 2)
-        if isinstance(plan, Infeasible):
-            if best is None and plan.minimum_budget_bytes <= budget and limit < plan.minimum_budget_bytes:
-                limit, below = plan.minimum_budget_bytes, limit  # the tightest limit that is worth a try
-                if limit >= above:
-                    break
-                continue
-            if best is not None:
-                break
-            smallest = _smallest_peak(problem, plan.minimum_budget_bytes, request, smallest)
-            raise _infeasible(problem, budget, smallest, plan.lower_bound_bytes) from plan
-        free = place(problem, plan.sequence, UNLIMITED)
-        fitting = _fit(problem, plan, budget)
-        if fitting is not None:
-            best = fitting if best is None or plan.seconds < best.plan.seconds else best
-            below = limit
-        else:
-            smallest = min(smallest or UNLIMITED, _peak_at(problem, free))
-            above = limit
-        if below >= above or time.monotonic() - begin > request.time_limit / 2 or (best is not None and above - below < room // 50):
+    for attempt in range(_REPLANS):
+        left = request.time_limit - (time.monotonic() - begin)
+        if attempt and left < request.time_limit / 8:
             break
-        scaled = problem.resident_bytes + int((plan.peak_bytes - problem.resident_bytes) * room / max(1, free.arena_bytes))
-        limit = (below + above) // 2 if best is not None else max(below + 1, min(scaled, above - 1))
-    if best is None:
-        raise _infeasible(problem, budget, smallest or budget, 0)
-    return best
+        plan = _solve(problem, limit, request, left / 3)
+        if isinstance(plan, Infeasible):
+            refusal = plan
+            below = max(below, limit)
+            limit = min(plan.minimum_budget_bytes, (limit + above) // 2) if best is None else (limit + above) // 2
+        else:
+            free = place(problem, plan.sequence, UNLIMITED)
+            fitting = _fit(problem, plan, budget)
+            if fitting is not None:
+                best = fitting if best is None or plan.seconds < best.plan.seconds else best
+                below = limit
+                limit = (below + above) // 2
+            else:
+                smallest = min(smallest, _peak_at(problem, free))
+                above = limit
+                tighter = floor + int((plan.peak_bytes - floor) * room / max(1, free.arena_bytes))
+                limit = max((below + above) // 2, min(tighter, above - 1)) if best is None else (below + above) // 2
+        if above - below <= max(1, (budget - floor) // 64):
+            break
+    if best is not None:
+        return best
+    if refusal is not None:
+        smallest = min(smallest, _smallest_peak(problem, refusal.minimum_budget_bytes, request))
+    raise _infeasible(problem, budget, max(smallest, budget + 1), refusal.lower_bound_bytes if refusal else 0)
 
 
 def _solve(problem: Problem, limit: int, request: Request, seconds: float) -> Plan | Infeasible:
@@ -257,30 +261,26 @@ def _fit(problem: Problem, plan: Plan, budget: int) -> Scheduled | None:
     which makes it a hard limit.
     """
     largest = capacity_within(budget - problem.resident_bytes)
-    arena_bytes = place(problem, plan.sequence, UNLIMITED).arena_bytes
-    for _ in range(4):
-        capacity = max(arena_bytes + _slack(arena_bytes), OPTIMIZER_BYTES)
+    wanted = place(problem, plan.sequence, UNLIMITED).arena_bytes
+    smallest = max(wanted + _slack(wanted), OPTIMIZER_BYTES)
+    for share in range(_CAPACITIES):
+        capacity = smallest + (largest - smallest) * share // (_CAPACITIES - 1)
         if capacity > largest:
             return None
         try:
             placement = place(problem, plan.sequence, capacity)
         except ArenaExhausted:
-            arena_bytes = capacity
             continue
-        if placement.arena_bytes + _slack(placement.arena_bytes) <= capacity:
-            peak = _peak_at(problem, placement, capacity)
-            return Scheduled(replace(plan, budget_bytes=budget), placement, capacity, peak) if peak <= budget else None
-        arena_bytes = placement.arena_bytes
+        peak = _peak_at(problem, placement, capacity)
+        if placement.arena_bytes + _slack(placement.arena_bytes) <= capacity and peak <= budget:
+            return Scheduled(replace(plan, budget_bytes=budget), placement, capacity, peak)
     return None
 
 
-def _smallest_peak(problem: Problem, limit: int, request: Request, known: int | None) -> int:
-    """The smallest peak, placed, that is known to be reachable."""
+def _smallest_peak(problem: Problem, limit: int, request: Request) -> int:
+    """The peak, placed, of the tightest plan that was found."""
     plan = _solve(problem, limit, request, request.time_limit / 4)
-    found = known or UNLIMITED
-    if isinstance(plan, Plan):
-        found = min(found, _peak_at(problem, place(problem, plan.sequence, UNLIMITED)))
-    return max(found, problem.optimizer_peak_bytes)
+    return UNLIMITED if isinstance(plan, Infeasible) else _peak_at(problem, place(problem, plan.sequence, UNLIMITED))
 
 
 def _infeasible(problem: Problem, budget: int, minimum: int, floor: int) -> BudgetInfeasible:
@@ -299,8 +299,8 @@ def check_order(path: Path, emitted: Emitted) -> None:
     missing = set(emitted.clones) - set(real)
     if missing:
         raise ArtifactError(f"ONNX Runtime removed {len(missing)} of {len(emitted.clones)} recomputes, '{min(missing)}' among them; the plan's memory would not hold")
-    tokens = {str(n.name) for n in emitted.model.graph if is_token(n)}
-    if [n for n in real if n not in tokens] != [n for n in planned if n not in tokens]:
+    helpers = {str(n.name) for n in emitted.model.graph if is_helper(n)}
+    if [n for n in real if n not in helpers] != [n for n in planned if n not in helpers]:
         at = next(i for i, (a, b) in enumerate(zip(real, planned, strict=False)) if a != b)
         raise ArtifactError(f"ONNX Runtime would run '{real[at]}' where the plan has '{planned[at]}'; the plan's memory would not hold")
 

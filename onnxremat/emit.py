@@ -10,11 +10,12 @@ import onnx_ir as ir
 
 from .errors import OnnxRematError
 from .graph import GraphBuilder
-from .ops import MS, traits
+from .ops import traits
 from .scheduler import Plan, Problem
 
 CLONE_OF = "onnxremat.recompute_of"
 SEPARATOR = "@"
+_HELPER = "onnxremat.helper"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Emitted:
 
     Attributes:
         model: the graph, its nodes in the order of the plan.
-        order: node names in that order (token nodes excluded).
+        order: node names in that order (helper nodes excluded).
         clones: names of the recompute clones.
     """
 
@@ -32,13 +33,14 @@ class Emitted:
     clones: tuple[str, ...]
 
 
-def emit(model: ir.Model, problem: Problem, plan: Plan) -> Emitted:
+def emit(model: ir.Model, problem: Problem, plan: Plan, pen_bytes: int = 0) -> Emitted:
     """Lay out a training graph by a plan.
 
     Args:
         model: the unscheduled training graph; it is left alone.
         problem: its scheduling problem (op i is node i).
         plan: the sequence of runs.
+        pen_bytes: size of the pen for small buffers (``onnxremat.runtime.arena.place``); 0 for none.
 
     Returns:
         The scheduled graph. A clone of ``node`` is called ``node@k`` for its k-th recompute, and so are its outputs.
@@ -75,6 +77,8 @@ def emit(model: ir.Model, problem: Problem, plan: Plan) -> Emitted:
         name=source.name or "training",
     )
     _protect_overwritten(graph)
+    if pen_bytes:
+        _fence_pen(graph, pen_bytes)
     scheduled = ir.Model(graph, ir_version=model.ir_version, producer_name="onnxremat")
     return Emitted(scheduled, tuple(str(n.name) for n in laid), tuple(clones))
 
@@ -165,7 +169,7 @@ def _depend(graph: ir.Graph, write: ir.Node, readers: Sequence[ir.Node]) -> None
     value = write.inputs[1]
     assert value is not None
     op = GraphBuilder(graph, prefix="order_", before=write)
-    op.metadata = {"onnxremat.order": str(write.name), "onnxremat.phase": write.metadata_props.get("onnxremat.phase", "update")}
+    op.metadata = {_HELPER: str(write.name), "onnxremat.phase": write.metadata_props.get("onnxremat.phase", "update")}
     first = op.wrap(value)
     sizes = [op("Size", next(v for v in n.outputs if v.name)) for n in readers]
     token = op("Min", *sizes, np.zeros(first.rank, np.int64))
@@ -178,9 +182,20 @@ def _depend(graph: ir.Graph, write: ir.Node, readers: Sequence[ir.Node]) -> None
     write.replace_input_with(1, held.value)
 
 
-def is_token(node: ir.Node) -> bool:
-    """Whether a node is there for the order only."""
-    return "onnxremat.order" in node.metadata_props
+def _fence_pen(graph: ir.Graph, pen_bytes: int) -> None:
+    """Make a block of memory first, put a small tensor that lives to the end behind it, and free the block: a pen for small buffers."""
+    first = next(iter(graph))
+    op = GraphBuilder(graph, prefix="pen_", before=first)
+    op.metadata = {_HELPER: "pen", "onnxremat.phase": "forward"}
+    block = op("ConstantOfShape", np.asarray([pen_bytes // 4], np.int64), value=ir.tensor(np.zeros(1, np.float32)))
+    fence = op("Size", block)
+    op.before = None
+    op("Neg", fence)
 
 
-__all__ = ["CLONE_OF", "MS", "Emitted", "emit", "is_token"]
+def is_helper(node: ir.Node) -> bool:
+    """Whether a node is there for order or placement only."""
+    return _HELPER in node.metadata_props
+
+
+__all__ = ["CLONE_OF", "Emitted", "emit", "is_helper"]

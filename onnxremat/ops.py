@@ -18,14 +18,19 @@ class Traits:
     Attributes:
         random: draws random numbers; a second run would draw others, so it runs once.
         stateful: writes state that outlives the step; runs once.
-        view: output 0 shares input 0's buffer always (an alias).
+        aliases: pairs (input, output): the output always shares the input's buffer.
         inplace: pairs (input, output): the output takes over the input's buffer where this is its last use and the sizes agree.
     """
 
     random: bool = False
     stateful: bool = False
-    view: bool = False
+    aliases: tuple[tuple[int, int], ...] = ()
     inplace: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def view(self) -> bool:
+        """Its only work is to show input 0's buffer under another shape."""
+        return self.aliases == ((0, 0),)
 
     @property
     def pure(self) -> bool:
@@ -34,7 +39,7 @@ class Traits:
 
 
 _DEFAULT = Traits()
-_VIEW = Traits(view=True)
+_VIEW = Traits(aliases=((0, 0),))
 _INPLACE = Traits(inplace=((0, 0),))
 _RANDOM = Traits(random=True)
 
@@ -51,7 +56,8 @@ _rows(_INPLACE, "", "Relu LeakyRelu Elu Selu Celu Sigmoid HardSigmoid Tanh Softp
 _rows(_INPLACE, "", "Softmax LogSoftmax Clip Cast ScatterElements")
 _rows(_RANDOM, "", "Dropout RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli")
 _rows(_RANDOM, MS, "BitmaskDropout BiasDropout")
-_rows(Traits(inplace=((3, 1), (4, 2))), MS, "BatchNormInternal")
+# Its statistics are written over the running ones it is fed, which is why it is fed scratch (onnxremat.normalize).
+_rows(Traits(aliases=((3, 1), (4, 2))), MS, "BatchNormInternal")
 _rows(Traits(stateful=True), MS, "InPlaceAccumulatorV2 AdamWOptimizer SGDOptimizerV2")
 
 

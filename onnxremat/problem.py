@@ -61,7 +61,8 @@ def scheduling_problem(
                 continue
             index[id(value)] = len(tensors)
             made.append(len(tensors))
-            alias = index[id(node.inputs[0])] if row.view and value is node.outputs[0] else -1
+            base = next((node.inputs[source] for source, target in row.aliases if value is node.outputs[target]), None)
+            alias = -1 if base is None else index[id(base)]
             tensors.append(Tensor(value.name, nbytes(value), producer=len(ops), alias_of=alias, output=id(value) in outputs))
         ops.append(
             Op(

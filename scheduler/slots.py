@@ -146,7 +146,8 @@ class Slots:
             return False
         if runs[0] == x:
             # The next run would become the first, which may read other storages; and nothing before it could be served.
-            return self.r.again[o] is self.r.reads[o] and self.unread(o, x)
+            r = self.r
+            return r.again[o] is r.reads[o] and r.killers_again[o] == r.killers_first[o] and self.unread(o, x)
         return True
 
     def remove(self, o: int, x: int) -> None:

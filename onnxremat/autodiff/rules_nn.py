@@ -13,7 +13,7 @@ from ..ops import MS
 from .context import Context
 from .registry import joint_vjp, vjp
 
-#: From this many output positions per image on, a convolution with flipped weights computes dX faster than ConvGrad (benchmarks/kernels.py).
+#: From this many output positions per image on, a convolution with flipped weights computes dX faster than a transposed one (benchmarks/kernels.py).
 _FLIPPED_CONV_POSITIONS = 400
 
 
@@ -37,18 +37,22 @@ def _conv_weight_gradient(op: Any, g: Expr, x: Expr, w: Expr, geometry: dict[str
 
 
 def _conv_input_gradient(op: Any, g: Expr, x: Expr, w: Expr, geometry: dict[str, Any]) -> Expr:
-    """dX: a convolution of G with the flipped, transposed weights where the stride is 1 and maps are large, else ConvGrad."""
+    """dX: a convolution of G with the flipped, transposed weights where the stride is 1 and maps are large, else a transposed convolution."""
     spatial = w.rank - 2
-    pads = [d * (k - 1) - p for d, k, p in zip(geometry["dilations"] * 2, geometry["kernel_shape"] * 2, geometry["pads"], strict=True)]
-    unit = all(s == 1 for s in geometry["strides"]) and geometry["group"] == 1 and min(pads) >= 0
+    kernel, strides, pads, dilations = (geometry[k] for k in ("kernel_shape", "strides", "pads", "dilations"))
+    full = [d * (k - 1) - p for d, k, p in zip(dilations * 2, kernel * 2, pads, strict=True)]
+    unit = all(s == 1 for s in strides) and geometry["group"] == 1 and min(full) >= 0
     if unit and np.prod(g.shape[2:]) >= _FLIPPED_CONV_POSITIONS:
         axes = list(range(2, 2 + spatial))
         flipped = w.transpose([1, 0, *axes])
-        if any(k > 1 for k in geometry["kernel_shape"]):
+        if any(k > 1 for k in kernel):
             flipped = flipped.slice([-1] * spatial, [-(2**31)] * spatial, axes, [-1] * spatial)
-        result: Expr = op("Conv", g, flipped, kernel_shape=geometry["kernel_shape"], dilations=geometry["dilations"], pads=pads)
+        result: Expr = op("Conv", g, flipped, kernel_shape=kernel, dilations=dilations, pads=full)
         return result
-    return op.node("ConvGrad", g, x, w, domain=MS, outputs=[op.fresh("conv_dx")], like=[x], **geometry)[0]  # type: ignore[no-any-return]
+    covered = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(g.shape[2:], strides, dilations, kernel, strict=True)]
+    missing = [x.shape[2 + i] + pads[i] + pads[spatial + i] - covered[i] for i in range(spatial)]
+    result = op("ConvTranspose", g, w, **geometry, output_padding=missing)
+    return result
 
 
 def _channel_sum(g: Expr) -> Expr:

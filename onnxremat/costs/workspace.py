@@ -42,9 +42,9 @@ def _conv(node: ir.Node, threads: int) -> int:
 
 
 def _conv_grad(node: ir.Node, threads: int) -> int:
-    # One image unfolded (im2col), and a row of ones.
+    # One image unfolded (im2col).
     weight, positions = _shape(node.inputs[2]), int(np.prod(_shape(node.inputs[0])[2:]))
-    return 4 * positions * (int(np.prod(weight[1:])) + 1)
+    return 4 * positions * int(np.prod(weight[1:]))
 
 
 def _conv_transpose(node: ir.Node, threads: int) -> int:

@@ -20,6 +20,8 @@ from .ort import onnxruntime
 GRANULE = 256
 #: The arena keeps one 8-byte handle for each granule of its region, all written when the region is made.
 _HANDLE = 8
+#: Buffers up to this many bytes live in the pen.
+_SMALL = 64 * 1024
 #: A capacity that nothing exhausts.
 UNLIMITED = 1 << 62
 _registered: int | None = None
@@ -100,10 +102,12 @@ class Placement:
     Attributes:
         arena_bytes: the arena up to its highest used address: what becomes resident.
         live_bytes: the most bytes in use at one time.
+        pen_bytes: size of the pen for small buffers.
     """
 
     arena_bytes: int
     live_bytes: int
+    pen_bytes: int
 
     @property
     def fragmentation(self) -> float:
@@ -113,6 +117,10 @@ class Placement:
 
 def place(problem: Problem, sequence: Sequence[int], capacity: int) -> Placement:
     """Simulate the arena of ``capacity`` bytes over a sequence of runs.
+
+    Small buffers get a pen of their own: at the start of the step a block of ``pen_bytes`` is allocated, then a one-granule fence that stays, then the
+    block is freed.  Being the smallest hole, it is where best-fit puts them, and they no longer split the holes that large buffers leave
+    (``onnxremat.emit`` adds the two nodes).
 
     Raises:
         ArenaExhausted: the schedule does not fit.
@@ -125,8 +133,13 @@ def place(problem: Problem, sequence: Sequence[int], capacity: int) -> Placement
         born[buffer.first].append(number)
         if buffer.last < len(sequence):
             dies[buffer.last].append(number)
+    pen_bytes = _pen_bytes(buffers, len(sequence))
+    pen = arena.allocate(pen_bytes)
+    arena.allocate(GRANULE)
+    arena.release(pen)
     offsets: dict[int, int] = {}
-    live = peak = 0
+    live = GRANULE
+    peak = live + pen_bytes
     for step, op in enumerate(sequence):
         for number in born[step]:
             offsets[number] = arena.allocate(buffers[number].bytes)
@@ -138,7 +151,21 @@ def place(problem: Problem, sequence: Sequence[int], capacity: int) -> Placement
         for number in dies[step]:
             arena.release(offsets[number])
             live -= rounded(buffers[number].bytes)
-    return Placement(arena.high_water, peak)
+    return Placement(arena.high_water, peak, pen_bytes)
+
+
+def _pen_bytes(buffers: Sequence[Buffer], steps: int) -> int:
+    """The most bytes that small buffers take at one time, and a tenth more since they fragment too."""
+    change = [0] * (steps + 2)
+    for buffer in buffers:
+        if buffer.bytes <= _SMALL:
+            change[buffer.first] += rounded(buffer.bytes)
+            change[min(buffer.last, steps) + 1] -= rounded(buffer.bytes)
+    live = peak = 0
+    for delta in change:
+        live += delta
+        peak = max(peak, live)
+    return rounded(peak + peak // 10)
 
 
 @dataclass(slots=True)

@@ -305,3 +305,16 @@ def test_auto_on_a_thousand_ops_keeps_tight_budgets_within_a_minute() -> None:
         plan = solve(problem, budget)
         assert time.monotonic() - started < 60
         assert plan.peak_bytes <= budget
+
+
+@pytest.mark.parametrize("seed", [103, 236, 409, 482, 539, 2693])
+def test_no_recompute_reads_a_version_after_its_replacement(seed: int) -> None:
+    rng = random.Random(seed)
+    problem = random_problem(rng, rng.randrange(2, 25))
+    floor = bytes_floor(problem)
+    budget = floor + int(rng.random() * (peak(problem) - floor))
+    for strategy in ("auto", "chen_sqrt"):
+        try:
+            validate(problem, solve(problem, budget, strategy, time_limit=0.5))
+        except Infeasible as error:
+            assert error.lower_bound_bytes == floor
