@@ -24,19 +24,21 @@ from .optimizers import Optimizer, optimizer_model
 from .problem import Costs, scheduling_problem
 from .runtime.arena import UNLIMITED, ArenaExhausted, Placement, bookkeeping_bytes, capacity_within, place
 from .runtime.session import SESSION_OPTIONS, Options, execution_order
-from .scheduler import Infeasible, Plan, Problem, solve
+from .scheduler import Infeasible, Plan, Problem, lower_bound, solve
 from .training_graph import TrainingGraph, build_training_graph
 from .units import Budget, format_bytes
 
 Progress = Callable[[str], None]
 
 #: What the runtime itself takes during the first step beyond arena and arrays: stacks and packing buffers of its threads, lazily bound code.
-RUNTIME_BYTES = 2 * 2**20
+RUNTIME_BYTES = 3 * 2**20
 #: Room that the separate optimizer needs for the slices it works on.
 OPTIMIZER_BYTES = 4 * 2**20
 #: Room in the arena for what the placement does not model: scratch below the resolution of the probe, scalars.
 _ARENA_SLACK_BYTES, _ARENA_SLACK_SHARE = 2**20, 0.01
 _REPLANS = 8
+#: Seconds that the proof of a lower bound may take.
+_BOUND_SECONDS = 10.0
 #: Capacities tried for one plan: a larger arena may place buffers better or worse.
 _CAPACITIES = 8
 
@@ -239,7 +241,9 @@ def schedule(problem: Problem, budget: int, request: Request) -> Scheduled:
         if above - below <= max(1, (budget - floor) // 64):
             break
     if best is not None:
-        return best
+        bound = lower_bound(problem, budget, min(_BOUND_SECONDS, request.time_limit))
+        # What exceeds a plan that runs can only be the solver's rounding.
+        return replace(best, plan=replace(best.plan, seconds_lower_bound=min(bound, best.plan.seconds)))
     if refusal is not None:
         smallest = min(smallest, _smallest_peak(problem, refusal.minimum_budget_bytes, request))
     raise _infeasible(problem, budget, max(smallest, budget + 1), refusal.lower_bound_bytes if refusal else 0)
@@ -247,7 +251,7 @@ def schedule(problem: Problem, budget: int, request: Request) -> Scheduled:
 
 def _solve(problem: Problem, limit: int, request: Request, seconds: float) -> Plan | Infeasible:
     try:
-        return solve(problem, limit, strategy=request.strategy, time_limit=seconds, seed=request.seed)
+        return solve(problem, limit, strategy=request.strategy, time_limit=seconds, seed=request.seed, bound_seconds=0)
     except Infeasible as error:
         return error
     except ValueError as error:

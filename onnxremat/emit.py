@@ -9,12 +9,15 @@ import numpy as np
 import onnx_ir as ir
 
 from .errors import OnnxRematError
-from .graph import GraphBuilder
+from .graph import GraphBuilder, nbytes
 from .ops import traits
 from .scheduler import Plan, Problem
+from .training_graph import FORWARD, PHASE
 
 CLONE_OF = "onnxremat.recompute_of"
 SEPARATOR = "@"
+#: Buffers up to this many bytes are small: they live in a pen of their own, and are not worth a node that frees them early.
+SMALL_BYTES = 64 * 1024
 _HELPER = "onnxremat.helper"
 
 
@@ -76,6 +79,7 @@ def emit(model: ir.Model, problem: Problem, plan: Plan, pen_bytes: int = 0) -> E
         opset_imports=dict(source.opset_imports),
         name=source.name or "training",
     )
+    _free_unread(graph)
     _protect_overwritten(graph)
     if pen_bytes:
         _fence_pen(graph, pen_bytes)
@@ -169,7 +173,7 @@ def _depend(graph: ir.Graph, write: ir.Node, readers: Sequence[ir.Node]) -> None
     value = write.inputs[1]
     assert value is not None
     op = GraphBuilder(graph, prefix="order_", before=write)
-    op.metadata = {_HELPER: str(write.name), "onnxremat.phase": write.metadata_props.get("onnxremat.phase", "update")}
+    op.metadata = {_HELPER: str(write.name), PHASE: write.metadata_props[PHASE]}
     first = op.wrap(value)
     sizes = [op("Size", next(v for v in n.outputs if v.name)) for n in readers]
     token = op("Min", *sizes, np.zeros(first.rank, np.int64))
@@ -182,11 +186,31 @@ def _depend(graph: ir.Graph, write: ir.Node, readers: Sequence[ir.Node]) -> None
     write.replace_input_with(1, held.value)
 
 
+def _free_unread(graph: ir.Graph) -> None:
+    """Keep outputs that nobody reads from living to the end of the step.
+
+    ONNX Runtime releases a buffer after its last reader, so one without readers stays.  An optional output is left out; a large one gets a reader.
+    """
+    outputs = {id(v) for v in graph.outputs}
+    for node in list(graph):
+        optional = traits(node.op_type, node.domain).optional_outputs
+        for index, value in enumerate(node.outputs):
+            if not value.name or value.uses() or id(value) in outputs:
+                continue
+            if index in optional:
+                value.name = ""
+            elif nbytes(value) > SMALL_BYTES:
+                size = ir.node("Size", [value], name=f"free:{value.name}", metadata_props={_HELPER: "free", PHASE: node.metadata_props[PHASE]})
+                size.outputs[0].name = f"{value.name}:size"
+                size.outputs[0].shape, size.outputs[0].type = ir.Shape([]), ir.TensorType(ir.DataType.INT64)
+                graph.insert_after(node, size)
+
+
 def _fence_pen(graph: ir.Graph, pen_bytes: int) -> None:
     """Make a block of memory first, put a small tensor that lives to the end behind it, and free the block: a pen for small buffers."""
     first = next(iter(graph))
     op = GraphBuilder(graph, prefix="pen_", before=first)
-    op.metadata = {_HELPER: "pen", "onnxremat.phase": "forward"}
+    op.metadata = {_HELPER: "pen", PHASE: FORWARD}
     block = op("ConstantOfShape", np.asarray([pen_bytes // 4], np.int64), value=ir.tensor(np.zeros(1, np.float32)))
     fence = op("Size", block)
     op.before = None

@@ -19,12 +19,14 @@ class Traits:
         random: draws random numbers; a second run would draw others, so it runs once.
         stateful: writes state that outlives the step; runs once.
         aliases: pairs (input, output): the output always shares the input's buffer.
+        optional_outputs: outputs that the kernel does not make where nobody reads them and their name is left out.
         inplace: pairs (input, output): the output takes over the input's buffer where this is its last use and the sizes agree.
     """
 
     random: bool = False
     stateful: bool = False
     aliases: tuple[tuple[int, int], ...] = ()
+    optional_outputs: tuple[int, ...] = ()
     inplace: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -56,6 +58,8 @@ _rows(_INPLACE, "", "Relu LeakyRelu Elu Selu Celu Sigmoid HardSigmoid Tanh Softp
 _rows(_INPLACE, "", "Softmax LogSoftmax Clip Cast ScatterElements")
 _rows(_RANDOM, "", "Dropout RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli")
 _rows(_RANDOM, MS, "BitmaskDropout BiasDropout")
+_rows(Traits(optional_outputs=(1,)), "", "MaxPool")
+_rows(Traits(optional_outputs=(1, 2)), "", "LayerNormalization")
 # Its statistics are written over the running ones it is fed, which is why it is fed scratch (onnxremat.normalize).
 _rows(Traits(aliases=((3, 1), (4, 2))), MS, "BatchNormInternal")
 _rows(Traits(stateful=True), MS, "InPlaceAccumulatorV2 AdamWOptimizer SGDOptimizerV2")

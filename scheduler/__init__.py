@@ -11,7 +11,7 @@ from .errors import Infeasible, PlanError, ProblemError, StrategyError
 from .evaluate import Evaluation, evaluate
 from .plan import Plan, Step
 from .problem import Op, Problem, Tensor, Transfer
-from .solve import minimum_budget, plan_from_sequence, solve
+from .solve import lower_bound, minimum_budget, plan_from_sequence, solve
 from .strategies import Context, Progress, register, strategies
 from .validate import validate
 
@@ -31,6 +31,7 @@ __all__ = [
     "Transfer",
     "bytes_floor",
     "evaluate",
+    "lower_bound",
     "minimum_budget",
     "plan_from_sequence",
     "register",

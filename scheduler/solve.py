@@ -16,9 +16,6 @@ from .validate import validate
 
 __all__ = ["minimum_budget", "plan_from_sequence", "solve"]
 
-# Wall time that the proof of a bound may take after the search.
-_BOUND_SECONDS = 10.0
-
 
 def solve(
     problem: Problem,
@@ -27,6 +24,7 @@ def solve(
     time_limit: float = 60.0,
     seed: int = 0,
     progress: Callable[[Progress], None] | None = None,
+    bound_seconds: float = 10.0,
 ) -> Plan:
     """Plan a training step within a budget.
 
@@ -37,6 +35,7 @@ def solve(
         time_limit: wall seconds; the best plan found by then is returned. Zero still tries the cheapest answers.
         seed: source of chance; the answer is a function of it as long as the time limit does not cut the search short.
         progress: told of every improvement.
+        bound_seconds: wall seconds, within the time limit, that the proof of a bound may take after the search; 0 leaves the trivial bound.
 
     Returns:
         A plan that the simulator evaluated and the validator accepted.
@@ -69,8 +68,9 @@ def solve(
                 smallest = _lower(spare, floor)
             raise Infeasible(smallest, floor, strategy, budget_bytes)
     bound = seconds_floor(problem)
-    if context.best_seconds > bound * (1 + 1e-9) and context.left > 0:
-        proven = best_bound(context.reduced, budget_bytes, min(context.left, _BOUND_SECONDS))
+    allowed = min(context.left, bound_seconds)
+    if context.best_seconds > bound * (1 + 1e-9) and allowed > 0:
+        proven = best_bound(context.reduced, budget_bytes, allowed)
         # A bound above a plan that the validator accepts can only be the solver's rounding; it is not claimed.
         if proven <= context.best_seconds:
             bound = max(bound, proven)
@@ -120,3 +120,11 @@ def _lower(context: Context, floor: int) -> int:
         get_strategy("keep_all")(context)
     lower_peak(context, floor)
     return context.lowest_peak
+
+
+def lower_bound(problem: Problem, budget_bytes: int, time_limit: float = 10.0) -> float:
+    """A proven lower bound on the time of any plan within the budget, in any order (seconds, or the problem's unit)."""
+    from .reduce import reduce_problem
+
+    bound = seconds_floor(problem)
+    return max(bound, best_bound(reduce_problem(problem), budget_bytes, time_limit)) if time_limit > 0 else bound

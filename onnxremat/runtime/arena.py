@@ -12,7 +12,9 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..emit import SMALL_BYTES
 from ..errors import OnnxRematError
+from ..ops import traits
 from ..scheduler import Problem
 from .ort import onnxruntime
 
@@ -20,8 +22,6 @@ from .ort import onnxruntime
 GRANULE = 256
 #: The arena keeps one 8-byte handle for each granule of its region, all written when the region is made.
 _HANDLE = 8
-#: Buffers up to this many bytes live in the pen.
-_SMALL = 64 * 1024
 #: A capacity that nothing exhausts.
 UNLIMITED = 1 << 62
 _registered: int | None = None
@@ -158,7 +158,7 @@ def _pen_bytes(buffers: Sequence[Buffer], steps: int) -> int:
     """The most bytes that small buffers take at one time, and a tenth more since they fragment too."""
     change = [0] * (steps + 2)
     for buffer in buffers:
-        if buffer.bytes <= _SMALL:
+        if buffer.bytes <= SMALL_BYTES:
             change[buffer.first] += rounded(buffer.bytes)
             change[min(buffer.last, steps) + 1] -= rounded(buffer.bytes)
     live = peak = 0
@@ -180,7 +180,7 @@ class Buffer:
 def buffer_lifetimes(problem: Problem, sequence: Sequence[int]) -> list[Buffer]:
     """The buffers that the runtime allocates for a sequence of runs, in order of allocation.
 
-    Views share their base's buffer; where an in-place operator is the last reader of its input, the output takes the buffer over.
+    A buffer that nobody reads is left out, freed at once or held to the end as ``onnxremat.emit`` has it.  Views share their base's buffer; where an in-place operator is the last reader of its input, the output takes the buffer over.
     """
     tensors = problem.tensors
     held: dict[int, int] = {}  # tensor -> instance that serves its reads
@@ -188,14 +188,18 @@ def buffer_lifetimes(problem: Problem, sequence: Sequence[int]) -> list[Buffer]:
     last: list[int] = []
     size: list[int] = []
     outputs: set[int] = set()
+    read: set[int] = set()
+    absent: set[int] = set()
     pairs: list[tuple[int, int, int]] = []
     for step, op in enumerate(sequence):
         spec = problem.ops[op]
         for tensor in spec.inputs:
             if tensor in held:
                 last[held[tensor]] = step
+                read.add(held[tensor])
         sources = {written: held[read] for read, written in spec.inplace if read in held}
-        for tensor in spec.outputs:
+        optional = traits(spec.op_type).optional_outputs
+        for position, tensor in enumerate(spec.outputs):
             base = tensors[tensor].alias_of
             if base >= 0:
                 if base in held:
@@ -205,18 +209,23 @@ def buffer_lifetimes(problem: Problem, sequence: Sequence[int]) -> list[Buffer]:
                 first.append(step)
                 last.append(step)
                 size.append(tensors[tensor].bytes)
+                if position in optional:
+                    absent.add(held[tensor])
                 if tensor in sources:
                     pairs.append((step, sources[tensor], held[tensor]))
             if tensors[tensor].output and tensor in held:
                 outputs.add(held[tensor])
-    buffers = [Buffer(first[i], len(sequence) if i in outputs else last[i], size[i]) for i in range(len(first))]
+    end = len(sequence)
+    absent -= read | outputs
+    stays = {i for i in range(len(first)) if i in outputs or (i not in read and size[i] <= SMALL_BYTES)}
+    buffers = [Buffer(first[i], end if i in stays else last[i], size[i]) for i in range(len(first))]
     merged: set[int] = set()
     for step, source, target in reversed(pairs):
         dying = last[source] == step and source not in outputs and first[source] < step and target not in outputs
         if dying and size[source] == size[target] and target not in merged:
             buffers[source].last = buffers[target].last
             merged.add(target)
-    return [buffer for number, buffer in enumerate(buffers) if number not in merged]
+    return [buffer for number, buffer in enumerate(buffers) if number not in merged and number not in absent]
 
 
 def register(capacity: int) -> None:

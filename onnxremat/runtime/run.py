@@ -65,19 +65,23 @@ def run_artifact(
     batches = batches or random_batches([*artifact.inputs, *artifact.labels], seed=0)
     trainer = trainer or Trainer(artifact, threads=threads, scheduled=scheduled, capped=capped)
     trainer.touch()
-    first = next(batches)
+    losses: list[float] = []
+    seconds: list[float] = []
     memory.trim()
-    memory.reset_peak()
-    before = memory.resident_bytes()
-    losses, seconds = [], []
+    base: int | None = None
+    after = grown = 0
     for number in range(steps):
-        batch = first if number == 0 else next(batches)
+        batch = next(batches)
+        memory.reset_peak()
+        # What reading the data added between two steps is the caller's, not the step's.
+        base = memory.resident_bytes() if base is None else base + memory.resident_bytes() - after
         begin = time.perf_counter()
         losses.append(trainer.train_step(batch))
         seconds.append(time.perf_counter() - begin)
+        grown = max(grown, memory.peak_resident_bytes() - base)
+        after = memory.resident_bytes()
         if on_step is not None:
             on_step(number, losses[-1], seconds[-1])
-    grown = max(0, memory.peak_resident_bytes() - before)
     return RunResult(losses, seconds, trainer.resident_bytes + grown, trainer.providers)
 
 
