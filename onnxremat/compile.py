@@ -22,9 +22,9 @@ from .exporters import ForwardGraph, InputSpec, Loss, build_module, export_torch
 from .files import whole_folder, write_json
 from .optimizers import Optimizer, optimizer_model
 from .problem import Costs, scheduling_problem
-from .runtime.arena import UNLIMITED, ArenaExhausted, Placement, bookkeeping_bytes, capacity_within, place
+from .runtime.arena import GRANULE, UNLIMITED, ArenaExhausted, Placement, bookkeeping_bytes, capacity_within, place
 from .runtime.session import SESSION_OPTIONS, Options, execution_order
-from .scheduler import Infeasible, Plan, Problem, lower_bound, solve
+from .scheduler import Infeasible, Plan, Problem, lower_bound, plan_from_sequence, solve
 from .training_graph import TrainingGraph, build_training_graph
 from .units import Budget, format_bytes
 
@@ -35,12 +35,14 @@ RUNTIME_BYTES = 3 * 2**20
 #: Room that the separate optimizer needs for the slices it works on.
 OPTIMIZER_BYTES = 4 * 2**20
 #: Room in the arena for what the placement does not model: scratch below the resolution of the probe, scalars.
-_ARENA_SLACK_BYTES, _ARENA_SLACK_SHARE = 2**20, 0.01
+_ARENA_SLACK_BYTES, _ARENA_SLACK_SHARE = 2**20, 0.0025
+#: A plan that costs at most this share more than the unscheduled step is not improved further.
+_GOOD_ENOUGH = 0.002
 _REPLANS = 8
 #: Seconds that the proof of a lower bound may take.
 _BOUND_SECONDS = 10.0
-#: Capacities tried for one plan: a larger arena may place buffers better or worse.
-_CAPACITIES = 8
+#: Capacities tried for one plan, relative to what it takes in an endless arena: a larger one may place buffers better or worse.
+_CAPACITIES = (0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class Scheduled:
     placement: Placement
     arena_bytes: int
     peak_bytes: int
+    peak_unscheduled_bytes: int = 0
 
 
 def compile_source(request: Request, output: Path, progress: Progress = lambda _: None) -> Artifact:
@@ -128,10 +131,11 @@ def compile_graphs(
         save_model(training.model, staging / files.UNSCHEDULED)
         costs = node_costs(training, staging / files.UNSCHEDULED, request, progress)
         problem = training_problem(training, costs, request.source)
-        budget = resolve_budget(problem, request.budget)
+        unscheduled = schedule_unscheduled(problem)
+        budget = request.budget.resolve(problem.resident_bytes, _needed(problem, unscheduled))
         progress(f"planning {len(problem.ops)} ops into {format_bytes(budget)} ({request.strategy})")
         begin = time.perf_counter()
-        scheduled = schedule(problem, budget, request)
+        scheduled = replace(schedule(problem, budget, request), peak_unscheduled_bytes=unscheduled.peak_bytes)
         solve_seconds = time.perf_counter() - begin
         emitted = emit(training.model, problem, scheduled.plan, scheduled.placement.pen_bytes)
         save_model(emitted.model, staging / files.TRAINING)
@@ -181,14 +185,17 @@ def training_problem(training: TrainingGraph, costs: Costs, name: str) -> Proble
     return scheduling_problem(training.graph, costs, resident, name, optimizer_peak)
 
 
-def resolve_budget(problem: Problem, budget: Budget) -> int:
-    """The budget in bytes; percentages are of the unscheduled step's peak, placed as the runtime places it."""
-    return budget.resolve(problem.resident_bytes, unscheduled_peak(problem))
+def schedule_unscheduled(problem: Problem) -> Scheduled:
+    """The base order in the smallest arena that holds it."""
+    fitting = _fit(problem, plan_from_sequence(problem, range(len(problem.ops)), UNLIMITED), UNLIMITED)
+    assert fitting is not None, "an arena of twice the size holds any schedule"
+    return fitting
 
 
-def unscheduled_peak(problem: Problem) -> int:
-    """Bytes that the unscheduled step takes, fragmentation and bookkeeping of the arena included."""
-    return _peak_at(problem, place(problem, range(len(problem.ops)), UNLIMITED))
+def _needed(problem: Problem, scheduled: Scheduled) -> int:
+    """The smallest budget within which the arena's cap is a hard limit: the peak and the arena's slack."""
+    room = problem.resident_bytes + scheduled.arena_bytes + bookkeeping_bytes(scheduled.arena_bytes) + 2 * GRANULE
+    return max(room, problem.optimizer_peak_bytes)
 
 
 def _slack(arena_bytes: int) -> int:
@@ -211,7 +218,9 @@ def schedule(problem: Problem, budget: int, request: Request) -> Scheduled:
         BudgetInfeasible: no plan was found.
     """
     room = capacity_within(budget - problem.resident_bytes)
+    room -= _slack(room)
     floor = problem.resident_bytes
+    step = max(1, room // 64)
     below, limit, above = floor, budget, budget  # known to fit, tried next, known not to
     best: Scheduled | None = None
     refusal: Infeasible | None = None
@@ -225,20 +234,26 @@ def schedule(problem: Problem, budget: int, request: Request) -> Scheduled:
         if isinstance(plan, Infeasible):
             refusal = plan
             below = max(below, limit)
-            limit = min(plan.minimum_budget_bytes, (limit + above) // 2) if best is None else (limit + above) // 2
+            if best is None and limit < plan.minimum_budget_bytes < above:
+                limit = plan.minimum_budget_bytes
+                continue
         else:
-            free = place(problem, plan.sequence, UNLIMITED)
+            arena_bytes = place(problem, plan.sequence, UNLIMITED).arena_bytes
             fitting = _fit(problem, plan, budget)
             if fitting is not None:
                 best = fitting if best is None or plan.seconds < best.plan.seconds else best
+                if limit == budget or best.plan.seconds <= plan.seconds_unscheduled * (1 + _GOOD_ENOUGH):
+                    break
                 below = limit
-                limit = (below + above) // 2
             else:
-                smallest = min(smallest, _peak_at(problem, free))
+                smallest = min(smallest, problem.resident_bytes + arena_bytes + _slack(arena_bytes) + bookkeeping_bytes(arena_bytes))
                 above = limit
-                tighter = floor + int((plan.peak_bytes - floor) * room / max(1, free.arena_bytes))
-                limit = max((below + above) // 2, min(tighter, above - 1)) if best is None else (below + above) // 2
-        if above - below <= max(1, (budget - floor) // 64):
+                if best is None:
+                    scaled = floor + int((plan.peak_bytes - floor) * room / max(1, arena_bytes))
+                    limit = max(below + 1, min(scaled, limit - step))
+                    continue
+        limit = (below + above) // 2
+        if above - below <= 2 * step:
             break
     if best is not None:
         bound = lower_bound(problem, budget, min(_BOUND_SECONDS, request.time_limit))
@@ -267,9 +282,9 @@ def _fit(problem: Problem, plan: Plan, budget: int) -> Scheduled | None:
     largest = capacity_within(budget - problem.resident_bytes)
     wanted = place(problem, plan.sequence, UNLIMITED).arena_bytes
     smallest = max(wanted + _slack(wanted), OPTIMIZER_BYTES)
-    for share in range(_CAPACITIES):
-        capacity = smallest + (largest - smallest) * share // (_CAPACITIES - 1)
-        if capacity > largest:
+    for share in _CAPACITIES:
+        capacity = min(int(smallest * (1 + share)), largest)
+        if capacity < smallest:
             return None
         try:
             placement = place(problem, plan.sequence, capacity)
@@ -347,7 +362,7 @@ def _manifest(
             "arena_bytes": scheduled.arena_bytes,
             "peak_predicted_bytes": scheduled.peak_bytes,
             "peak_live_bytes": plan.peak_bytes,
-            "peak_unscheduled_bytes": unscheduled_peak(problem),
+            "peak_unscheduled_bytes": scheduled.peak_unscheduled_bytes,
             "fragmentation": scheduled.placement.fragmentation,
         },
         "time": {

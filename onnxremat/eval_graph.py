@@ -59,16 +59,14 @@ def eval_model(evaluation: ForwardGraph, training: TrainingGraph) -> ir.Model:
     wanted = [evaluation.loss, *(name for name in evaluation.outputs if name != evaluation.loss)]
     graph.outputs[:] = [by_name[name] for name in wanted if name in by_name]
     normalize(graph)
-    held = [*training.trainable, *training.frozen, *training.state]
-    extra = [n for n in (*evaluation.trainable, *evaluation.frozen, *evaluation.state) if n not in held]
-    weights_become_inputs(graph, held)
+    # Every tensor that the training model takes, in its order: onnxruntime.training.api feeds them all, needed here or not.
+    held = {str(v.name): v for v in training.graph.inputs if v.name in training.weights or v.name in training.moments}
+    weights_become_inputs(graph, list(held))
     inputs = {v.name: v for v in graph.inputs}
     for name in training.state:
         if name in inputs and inputs[name].dtype != ir.DataType.FLOAT:
             hold_as_float(graph, inputs[name])
     remove_dead(graph, list(graph.outputs))
     batch = [spec.name for spec in (*evaluation.inputs, *evaluation.labels)]
-    graph.inputs[:] = [inputs[n] for n in batch if n in inputs] + [inputs[n] for n in held if n in inputs and inputs[n].uses()]
-    # Tensors that only evaluation reads stay constants of the file.
-    assert not [n for n in extra if n in inputs]
+    graph.inputs[:] = [inputs[n] for n in batch] + [inputs.get(n) or ir.Value(name=n, shape=v.shape, type=v.type) for n, v in held.items()]
     return evaluation.model

@@ -1,7 +1,7 @@
 """Problems from files: a Problem, an artifact folder, or any ONNX training graph, ONNX Runtime's own included.
 
-ONNX infers the shapes of its own operators.  For the gradient operators of com.microsoft, which it doesn't know, a table says what each output looks
-like; a value that is named ``X_grad`` and has no row looks like ``X``, as ONNX Runtime's gradient builder names them.
+ONNX infers the shapes of its own operators.  For the gradient operators of com.microsoft, which it doesn't know, a table says what each
+output looks like; a value that is named ``X_grad`` and has no row looks like ``X``, as ONNX Runtime's gradient builder names them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import numpy.typing as npt
 import onnx
 import onnx.reference
 import onnx_ir as ir
-from google.protobuf.message import DecodeError
 from onnx_ir.passes.common import InlinePass, LiftConstantsToInitializersPass
 
 from .artifact import MANIFEST, OPTIMIZER, Artifact
@@ -37,6 +36,8 @@ Shape = tuple[int, ...]
 #: What a rule says of one output: the value it looks like, or its shape and dtype; None leaves it to ONNX or to the file.
 Look = ir.Value | tuple[Shape, ir.DataType] | None
 
+_WAYS_IN = "give an artifact folder, a problem (.json) or a training graph (.onnx)"
+_WAY_OUT = "pin the graph's inputs with --input NAME=SHAPE, or export with static shapes"
 #: Integer values up to this many elements are followed as numbers, because shapes are made of them.
 _FOLDED_ELEMENTS = 1024
 #: Moments that each optimizer node keeps for a parameter.
@@ -54,12 +55,12 @@ def kind_of_file(path: Path) -> Kind:
     if path.is_dir():
         if (path / MANIFEST).is_file():
             return "artifact"
-        raise OnnxRematError(f"{path} is a folder without {MANIFEST}, so no artifact: give an artifact, a problem (.json) or a training graph (.onnx)")
+        raise OnnxRematError(f"{path} is a folder without {MANIFEST}, so no artifact: {_WAYS_IN}")
     try:
         with open(path, "rb") as file:
             head = file.read(64).lstrip()
     except FileNotFoundError:
-        raise OnnxRematError(f"there is no file {path}: give an artifact folder, a problem (.json) or a training graph (.onnx)") from None
+        raise OnnxRematError(f"there is no file {path}: {_WAYS_IN}") from None
     except OSError as error:
         raise OnnxRematError(f"can't read {path}: {error.strerror or error}") from error
     if path.suffix == ".onnx":
@@ -69,7 +70,7 @@ def kind_of_file(path: Path) -> Kind:
         return "problem"
     if head[:1] == b"\x08":
         return "onnx"
-    raise OnnxRematError(f"{path} is neither a problem (JSON) nor an ONNX model: give an artifact folder, a problem (.json) or a training graph (.onnx)")
+    raise OnnxRematError(f"{path} is neither a problem (JSON) nor an ONNX model: {_WAYS_IN}")
 
 
 def problem_from_file(path: Path, inputs: Sequence[InputSpec] = (), threads: int = 0) -> Problem:
@@ -82,7 +83,7 @@ def problem_from_file(path: Path, inputs: Sequence[InputSpec] = (), threads: int
         threads: intra-op threads of the machine that trains, for the kernels' workspace; 0 is one for each core.
 
     Returns:
-        The problem. Of an ONNX graph, times are analytic, and optimizer state is counted where ``optimizer_model.onnx`` lies beside the file.
+        The problem. Of an ONNX graph, times are analytic, and optimizer state is counted where ``optimizer_model.onnx`` lies beside it.
 
     Raises:
         OnnxRematError: the file is missing or none of the three, an input doesn't fit the graph, or the shape of a value stays unknown.
@@ -104,38 +105,44 @@ def _problem_from_onnx(path: Path, inputs: Sequence[InputSpec], threads: int) ->
     graph = _load(path)
     open_inputs = _pin(graph, inputs)
     _name_nodes(graph)
-    _infer_shapes(graph)
-    _set_phases(graph)
     try:
+        _infer_shapes(graph)
+        _set_phases(graph)
         costs = analytic_costs(graph)
         if threads:
             costs = Costs(costs.seconds, {str(n.name): known_workspace(n, threads) or 0 for n in graph}, costs.origin)
         resident = _resident(graph, {*open_inputs, *(spec.name for spec in inputs)}, path.parent)
         problem = scheduling_problem(graph, costs, resident, path.name)
         return _pin_running_statistics(problem, graph)
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, OSError) as error:
         raise OnnxRematError(f"{path} can't be scheduled: {' '.join(str(error).split())}") from error
 
 
 def _load(path: Path) -> ir.Graph:
     try:
         model = ir.load(path)
-    except (DecodeError, ValueError, KeyError, TypeError) as error:
-        raise OnnxRematError(f"{path} is not an ONNX model ({' '.join(str(error).split())[:200]}): give a file written by an ONNX exporter") from error
     except OSError as error:
         raise OnnxRematError(f"can't read {path}: {error.strerror or error}") from error
+    except Exception as error:  # protobuf's DecodeError and its kin share no base class that is public
+        reason = " ".join(str(error).split())[:200]
+        raise OnnxRematError(f"{path} is not an ONNX model ({reason}): give a file written by an ONNX exporter") from error
     if not list(model.graph) or not model.graph.outputs:
         raise OnnxRematError(f"{path} is not an ONNX model, or an empty one: give a file written by an ONNX exporter")
     if model.functions:
         model = InlinePass()(model).model
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    for node in model.graph:
-        if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
-            raise OnnxRematError(f"node '{node.name or node.op_type}' ({node.op_type}) has a subgraph, whose memory isn't known: export the model without control flow")
+    for value in model.graph.initializers.values():
+        # Weights need not be there, but the numbers that shapes are made of.
+        held = value.const_value
+        if isinstance(held, ir.ExternalTensor) and _is_small_integer(value) and not Path(held.path).is_file():
+            raise OnnxRematError(f"{path}: '{value.name}' lies in {held.path}, which is missing: put that file beside the model")
     made: set[int] = set()
     for node in model.graph:
+        what = f"{path}: {node.op_type} '{node.name or next((v.name for v in node.outputs if v.name), '')}'"
+        if any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in node.attributes.values()):
+            raise OnnxRematError(f"{what} has a subgraph, whose memory isn't known: export the model without control flow")
         if any(v is not None and v.producer() is not None and id(v) not in made for v in node.inputs):
-            raise OnnxRematError(f"{path}: node '{node.name or node.op_type}' reads a value before it is made; ONNX wants nodes in topological order: export again")
+            raise OnnxRematError(f"{what} reads a value before it is made, which ONNX forbids: export the model again")
         made |= {id(v) for v in node.outputs}
     return model.graph
 
@@ -148,22 +155,26 @@ def _pin(graph: ir.Graph, inputs: Sequence[InputSpec]) -> set[str]:
     for spec in inputs:
         value = values.get(spec.name)
         if value is None:
-            raise OnnxRematError(f"--input {spec}: the graph has no input '{spec.name}'; it has {', '.join(list(values)[:8])}{', ...' if len(values) > 8 else ''}")
+            names = ", ".join(name for name in values if not name.endswith(GRADIENT_BUFFER))
+            raise OnnxRematError(f"--input {spec}: the graph has no input '{spec.name}'; it has {names[:200]}")
         if value.dtype is not None and value.dtype.numpy() != np.dtype(spec.dtype):
             raise OnnxRematError(f"--input {spec}: '{spec.name}' has dtype {value.dtype.numpy()} in the graph, not {spec.dtype}")
         if value.shape is not None:
-            if len(value.shape) != len(spec.shape) or any(isinstance(d, int) and d != s for d, s in zip(value.shape, spec.shape, strict=True)):
+            pairs = zip(value.shape, spec.shape, strict=False)
+            if len(value.shape) != len(spec.shape) or any(isinstance(d, int) and d != size for d, size in pairs):
                 raise OnnxRematError(f"--input {spec}: '{spec.name}' has the shape {_show(value)} in the graph")
             for dim, size in zip(value.shape, spec.shape, strict=True):
-                if isinstance(dim, ir.SymbolicDim) and dim.value is not None and symbols.setdefault(dim.value, size) != size:
-                    raise OnnxRematError(f"--input {spec}: the dimension '{dim.value}' of the graph is {symbols[dim.value]} and {size} at once")
+                symbol = dim.value if isinstance(dim, ir.SymbolicDim) else None
+                if symbol is not None and symbols.setdefault(symbol, size) != size:
+                    raise OnnxRematError(f"--input {spec}: the graph's dimension '{symbol}' is {symbols[symbol]} and {size} at once")
         value.shape = ir.Shape(spec.shape)
     for value in [*graph.inputs, *(v for node in graph for v in node.outputs)]:
         if value.shape is not None and symbols:
             value.shape = ir.Shape([symbols.get(d.value or "", d) if isinstance(d, ir.SymbolicDim) else d for d in value.shape])
     for value in graph.inputs:
         if value.shape is None or not all(isinstance(d, int) for d in value.shape):
-            raise OnnxRematError(f"the graph's input '{value.name}' has the open shape {_show(value)}: pin it with --input {value.name}={_example(value)}")
+            way_out = f"pin it with --input {value.name}={_example(value)}"
+            raise OnnxRematError(f"the graph's input '{value.name}' has the open shape {_show(value)}: {way_out}")
     return left_open
 
 
@@ -198,12 +209,13 @@ def _infer_shapes(graph: ir.Graph) -> None:
             reason = _infer_node(node, opsets, by_name)
             unknown = next((v for v in node.outputs if v.name and not _is_static(v)), None)
             if unknown is not None:
-                raise OnnxRematError(
-                    f"the shape of '{unknown.name}', made by {node.op_type} '{node.name}', stays unknown ({reason}): "
-                    "pin the graph's inputs with --input NAME=SHAPE, or export with static shapes"
-                )
+                raise _unknown(unknown, node, reason)
         by_name |= {v.name: v for v in node.outputs if v.name}
         _fold(node, opsets)
+
+
+def _unknown(value: ir.Value, node: ir.Node, reason: str) -> OnnxRematError:
+    return OnnxRematError(f"the shape of '{value.name}', made by {node.op_type} '{node.name}', stays unknown ({reason}): {_WAY_OUT}")
 
 
 def _is_static(value: ir.Value) -> bool:
@@ -326,9 +338,11 @@ def _broadcast_axes(node: ir.Node) -> tuple[Shape, Shape]:
     shapes = _ints(node, 0), _ints(node, 1)
     rank = max(map(len, shapes))
     left, right = ((1,) * (rank - len(shape)) + shape for shape in shapes)
-    missing = [rank - len(shape) for shape in shapes]
-    axes = [tuple(i for i in reversed(range(rank)) if i < skip or (a[i] == 1 and b[i] != 1)) for skip, a, b in zip(missing, (left, right), (right, left), strict=True)]
-    return axes[0], axes[1]
+
+    def stretched(own: Shape, other: Shape, missing: int) -> Shape:
+        return tuple(i for i in reversed(range(rank)) if i < missing or (own[i] == 1 and other[i] != 1))
+
+    return stretched(left, right, rank - len(shapes[0])), stretched(right, left, rank - len(shapes[1]))
 
 
 def _broadcast_gradient_args(node: ir.Node) -> list[Look]:
@@ -345,6 +359,7 @@ _RULES: dict[tuple[str, str], Callable[[ir.Node], list[Look]]] = {
     (MS, "BroadcastGradientArgs"): _broadcast_gradient_args,
     (MS, "ConcatTraining"): _concat,
     (MS, "ConvGrad"): _conv_grad,
+    (MS, "DivGrad"): _alike(1, 2),
     (MS, "FusedMatMul"): _fused_matmul,
     (MS, "GatherElementsGrad"): _shaped_by(1, 0),
     (MS, "GatherGrad"): _shaped_by(0, 2),
@@ -361,11 +376,12 @@ _RULES: dict[tuple[str, str], Callable[[ir.Node], list[Look]]] = {
     (MS, "SplitTraining"): _split,
     ("", "MaxPoolGrad"): _max_pool_grad,
 }
-for _name in (
-    "ReluGrad GeluGrad FastGeluGrad QuickGeluGrad BiasGeluGrad_dX BiasFastGeluGrad_dX SigmoidGrad TanhGrad LeakyReluGrad SoftmaxGrad SoftmaxGrad_13 "
-    "LogSoftmaxGrad LogSoftmaxGrad_13 DropoutGrad Gelu FastGelu QuickGelu BiasGelu Scale"
-).split():
-    _RULES[MS, _name] = _alike(0)
+_ELEMENTWISE = (
+    *("ReluGrad", "GeluGrad", "FastGeluGrad", "QuickGeluGrad", "BiasGeluGrad_dX", "BiasFastGeluGrad_dX", "SigmoidGrad", "TanhGrad"),
+    *("LeakyReluGrad", "SoftmaxGrad", "SoftmaxGrad_13", "LogSoftmaxGrad", "LogSoftmaxGrad_13", "DropoutGrad"),
+    *("Gelu", "FastGelu", "QuickGelu", "BiasGelu", "Scale"),
+)
+_RULES |= {(MS, name): _alike(0) for name in _ELEMENTWISE}
 
 
 def _apply_rule(node: ir.Node) -> None:
@@ -377,10 +393,7 @@ def _apply_rule(node: ir.Node) -> None:
         looks = rule(node)
     except ValueError as error:
         unknown = next(v for v in node.outputs if v.name and not _is_static(v))
-        raise OnnxRematError(
-            f"the shape of '{unknown.name}', made by {node.op_type} '{node.name}', stays unknown ({error}): "
-            "pin the graph's inputs with --input NAME=SHAPE, or export with static shapes"
-        ) from error
+        raise _unknown(unknown, node, str(error)) from error
     for value, look in zip(node.outputs, looks, strict=False):
         if value.name:
             _look_like(value, look)
@@ -388,31 +401,45 @@ def _apply_rule(node: ir.Node) -> None:
 
 def _fold(node: ir.Node, opsets: Mapping[str, int]) -> None:
     """Compute a node's small integer outputs where its inputs are known: later shapes are made of them."""
-    outputs = [v for v in node.outputs if v.name]
-    small = all(v.dtype is not None and v.dtype.is_integer() and int(np.prod(static_shape(v))) <= _FOLDED_ELEMENTS for v in outputs)
-    if not small or node.domain not in ("", "ai.onnx", MS) or not traits(node.op_type, node.domain).pure:
+    if not traits(node.op_type, node.domain).pure:
         return
-    if node.op_type in ("Shape", "Size"):
-        shape = np.asarray(static_shape(_input(node, 0)), np.int64)
-        if node.op_type == "Shape":
-            results = [shape[_int(node, "start", 0) : _int(node, "end", len(shape))]]
-        else:
-            results = [np.asarray(shape.prod(dtype=np.int64))]
-    elif any(v is not None and (v.const_value is None or v.const_value.size > _FOLDED_ELEMENTS or v.is_graph_input()) for v in node.inputs):
-        return
-    elif node.op_type == "BroadcastGradientArgs":
+    known = all(v is None or _is_known(v) for v in node.inputs)
+    results: list[npt.NDArray[Any] | None]
+    if node.op_type == "Shape":
+        shape = static_shape(_input(node, 0))
+        results = [np.asarray(shape[_int(node, "start", 0) : _int(node, "end", len(shape))], np.int64)]
+    elif node.op_type == "Size":
+        results = [np.asarray(np.prod(static_shape(_input(node, 0)), dtype=np.int64))]
+    elif node.op_type == "ConcatTraining":
+        axis = _int(node, "axis", 0)
+        joined = np.concatenate([_numbers(v) for v in node.inputs], axis) if known else None
+        results = [joined, np.asarray([static_shape(_input(node, i))[axis] for i in range(len(node.inputs))], np.int64)]
+    elif node.op_type == "BroadcastGradientArgs" and known:
         results = [np.asarray(axes, np.int64) for axes in _broadcast_axes(node)]
-    elif node.domain == MS:
-        return
-    else:
+    elif node.domain in ("", "ai.onnx") and known and all(_is_small_integer(v) for v in node.outputs if v.name):
         results = _evaluate(node, opsets)
-    for value, result in zip(outputs, results, strict=False):
-        value.const_value = ir.tensor(result, name=value.name)
-        value.shape = ir.Shape(result.shape)
+    else:
+        return
+    for value, result in zip((v for v in node.outputs if v.name), results, strict=False):
+        if result is not None and _is_small_integer(value):
+            value.const_value = ir.tensor(result, name=value.name)
 
 
-def _evaluate(node: ir.Node, opsets: Mapping[str, int]) -> list[npt.NDArray[Any]]:
-    given = {str(v.name): v.const_value.numpy() for v in node.inputs if v is not None and v.const_value is not None}
+def _is_known(value: ir.Value) -> bool:
+    return value.const_value is not None and value.const_value.size <= _FOLDED_ELEMENTS and not value.is_graph_input()
+
+
+def _is_small_integer(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_integer() and int(np.prod(static_shape(value))) <= _FOLDED_ELEMENTS
+
+
+def _numbers(value: ir.Value | None) -> npt.NDArray[Any]:
+    assert value is not None and value.const_value is not None
+    return value.const_value.numpy()
+
+
+def _evaluate(node: ir.Node, opsets: Mapping[str, int]) -> list[npt.NDArray[Any] | None]:
+    given = {str(v.name): _numbers(v) for v in node.inputs if v is not None}
     graph = onnx.helper.make_graph(
         [ir.serde.serialize_node(node)],
         "fold",
@@ -420,7 +447,11 @@ def _evaluate(node: ir.Node, opsets: Mapping[str, int]) -> list[npt.NDArray[Any]
         [onnx.helper.make_empty_tensor_value_info(str(v.name)) for v in node.outputs if v.name],
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opsets.get("", 20))])
-    return [np.asarray(r) for r in onnx.reference.ReferenceEvaluator(model).run(None, given)]
+    try:
+        return [np.asarray(r) for r in onnx.reference.ReferenceEvaluator(model).run(None, given)]
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        # Numbers that stay unknown matter only where a shape is made of them, and that shape is then refused by name.
+        return []
 
 
 def _set_phases(graph: ir.Graph) -> None:
@@ -441,8 +472,8 @@ def _set_phases(graph: ir.Graph) -> None:
 def _resident(graph: ir.Graph, batch: set[str], folder: Path) -> dict[str, int]:
     """Bytes held during the whole step, by class.
 
-    A trained parameter has a gradient buffer or is overwritten with what depends on gradients.  The batch is what the file leaves open, what the
-    user pins and what is no float; where all of it is static, what comes before the first trained parameter.
+    A trained parameter has a gradient buffer or is overwritten with what depends on gradients.  The batch is what the file leaves open,
+    what the user pins and what is no float; where all of it is static, what comes before the first trained parameter.
     """
     names = [str(v.name) for v in graph.inputs]
     trained = {name.removesuffix(GRADIENT_BUFFER) for name in names if name.endswith(GRADIENT_BUFFER)} | _updated(graph)
@@ -507,7 +538,7 @@ def _moments_beside(folder: Path) -> int:
         return 0
     try:
         nodes = onnx.load(str(file), load_external_data=False).graph.node
-    except DecodeError as error:
+    except Exception as error:  # see _load
         raise OnnxRematError(f"{file} is not an ONNX model ({error}): move it away, or generate the training artifacts again") from error
     return max((_MOMENTS.get(node.op_type, 0) for node in nodes), default=0)
 

@@ -20,14 +20,15 @@ Rewrite = Callable[[GraphBuilder, ir.Node], "Expr | list[Expr | None] | None"]
 def normalize(graph: ir.Graph) -> None:
     """Rewrite a typed forward graph in place.
 
-    Cross-entropy becomes LogSoftmax and a gather (the fused kernels are single-threaded and hold a second copy of the logits), functions that
-    the runtime would inline are written out, the tanh form of GELU becomes one node, transposes of matrix operands move into the product.
+    Cross-entropy becomes LogSoftmax and a gather (the fused kernels are single-threaded and hold a second copy of the logits),
+    functions that the runtime would inline are written out, the tanh form of GELU becomes one node, transposes of matrix operands move
+    into the product.
     """
     for op_type, rewrite in _REWRITES:
         for node in [n for n in graph if n.op_type == op_type]:
             if node.graph is not None:
                 _try(graph, node, rewrite)
-    remove_dead(graph, [v for v in graph.outputs])
+    remove_dead(graph, list(graph.outputs))
 
 
 def remove_dead(graph: ir.Graph, keep: list[ir.Value]) -> None:
@@ -102,8 +103,9 @@ def _batch_norm(op: GraphBuilder, node: ir.Node) -> list[Expr | None] | None:
     """Training BatchNormalization as a pure function of the batch, with the running statistics updated beside it.
 
     ONNX Runtime's kernel writes the new running statistics over the old ones it was fed, so that a second run (a recompute) would count the
-    batch twice and a later reader of the old value would see the new one.  Here it is fed scratch zeros with momentum 0, which makes its outputs the
-    statistics of the batch, and ``running <- momentum * running + (1 - momentum) * batch`` is arithmetic with a version of its own.
+    batch twice and a later reader of the old value would see the new one.  Here it is fed scratch zeros with momentum 0, which
+    makes its outputs the statistics of the batch, and ``running <- momentum * running + (1 - momentum) * batch`` is arithmetic with a
+    version of its own.
     """
     if "training_mode" not in node.attributes or not node.attributes["training_mode"].as_int():
         return None
@@ -116,7 +118,17 @@ def _batch_norm(op: GraphBuilder, node: ir.Node) -> list[Expr | None] | None:
     scratch = [op.node("ConstantOfShape", size, value=zero, outputs=[op.fresh("bn_scratch")])[0] for _ in range(2)]
     names = [op.fresh(hint) for hint in ("bn_y", "bn_mean", "bn_var", "bn_saved_mean", "bn_saved_inv_std")]
     y, batch_mean, batch_var, _, _ = op.node(
-        "BatchNormInternal", x, scale, bias, *scratch, domain=MS, outputs=names, like=[x, *[scale] * 4], epsilon=epsilon, momentum=0.0, training_mode=1
+        "BatchNormInternal",
+        x,
+        scale,
+        bias,
+        *scratch,
+        domain=MS,
+        outputs=names,
+        like=[x, *[scale] * 4],
+        epsilon=epsilon,
+        momentum=0.0,
+        training_mode=1,
     )
 
     def follow(running: Expr, batch: Expr) -> Expr:
@@ -134,7 +146,9 @@ def _hard_swish(op: GraphBuilder, node: ir.Node) -> Expr:
 
 def _cast_like(op: GraphBuilder, node: ir.Node) -> Expr:
     assert node.inputs[0] is not None and node.inputs[1] is not None and node.inputs[1].dtype is not None
-    return op.wrap(node.inputs[0]).cast(node.inputs[1].dtype)
+    x, dtype = op.wrap(node.inputs[0]), node.inputs[1].dtype
+    # A value of its own even where nothing changes: it takes over this node's name, and the input keeps the one that its role goes by.
+    return op("Identity", x) if x.dtype == dtype else x.cast(dtype)
 
 
 def _factors(value: ir.Value | None, op_type: str) -> Iterator[tuple[ir.Value, float]]:
@@ -152,7 +166,7 @@ def _gelu_tanh(op: GraphBuilder, node: ir.Node) -> Expr | None:
     x = _cubic_argument(node.inputs[0])
     (tanh,) = node.outputs
     uses = [use.node for use in tanh.uses()]
-    if x is None or len(uses) != 1 or not any(c == 1.0 for _, c in _factors(uses[0].outputs[0], "Add")):
+    if x is None or len(uses) != 1 or tanh.is_graph_output() or not any(c == 1.0 for _, c in _factors(uses[0].outputs[0], "Add")):
         return None
     (shifted,) = uses[0].outputs
     product = next((use.node for use in shifted.uses()), None)
@@ -181,7 +195,13 @@ def _cubic_argument(value: ir.Value | None) -> ir.Value | None:
         for x, cubic in (add.inputs, add.inputs[::-1]):
             for power, coefficient in _factors(cubic, "Mul"):
                 node = power.producer()
-                if abs(coefficient - 0.044715) < 1e-6 and node is not None and node.op_type == "Pow" and node.inputs[0] is x and _scalar(node.inputs[1]) == 3:
+                if (
+                    abs(coefficient - 0.044715) < 1e-6
+                    and node is not None
+                    and node.op_type == "Pow"
+                    and node.inputs[0] is x
+                    and _scalar(node.inputs[1]) == 3
+                ):
                     return x
     return None
 

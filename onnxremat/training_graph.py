@@ -33,8 +33,9 @@ class TrainingGraph:
     """One training step.
 
     Attributes:
-        model: the graph; inputs are the batch inputs, labels, [learning_rate,] trainable and frozen parameters, state, moments, gradient buffers
-            and ``lazy_reset_grad``; outputs are the loss and the flags of the nodes that write in place. Nodes are in base order: forward, backward, update.
+        model: the graph; inputs are the batch inputs, labels, [learning_rate,] trainable and frozen parameters, state, moments, gradient
+            buffers and ``lazy_reset_grad``; outputs are the loss and the flags of the accumulated gradients (``onnxruntime.training.api``
+            looks for them). Nodes are in base order: forward, backward, update.
         loss: name of the scalar loss.
         inputs: the batch inputs.
         labels: the labels.
@@ -117,6 +118,7 @@ def build_training_graph(forward: ForwardGraph, optimizer: Optimizer | None = No
     loss = ends[forward.loss]
     targets = [values[name] for name in forward.trainable if name in values]
     gradients: dict[str, str] = {}
+    held_gradients: dict[str, ir.Value] = {}
     buffers: list[ir.Value] = []
     reset = _graph_input(LAZY_RESET, (1,), ir.DataType.BOOL)
     outs: list[ir.Value] = [loss]
@@ -127,11 +129,14 @@ def build_training_graph(forward: ForwardGraph, optimizer: Optimizer | None = No
         if value.producer() is not None and value.name not in gradients.values():
             value.name = op.fresh(f"{name}_grad")
         gradients[name] = str(value.name)
+        held_gradients[name] = value
         if optimizer.in_graph:
             return
         buffer = _graph_input(name + GRADIENT_BUFFER, gradient.shape, gradient.dtype)
         buffers.append(buffer)
-        (flag,) = op.node("InPlaceAccumulatorV2", buffer, value, reset, domain=MS, outputs=[name + GRADIENT_OUT], like=[((1,), ir.DataType.BOOL)])
+        (flag,) = op.node(
+            "InPlaceAccumulatorV2", buffer, value, reset, domain=MS, outputs=[name + GRADIENT_OUT], like=[((1,), ir.DataType.BOOL)]
+        )
         outs.append(flag.value)
 
     differentiate(op, loss, targets, forward.stop_gradient, accumulate)
@@ -140,6 +145,7 @@ def build_training_graph(forward: ForwardGraph, optimizer: Optimizer | None = No
     op.on_node = lambda node: node.metadata_props.__setitem__(PHASE, UPDATE)
     moments: dict[str, tuple[int, ...]] = {}
     extra: list[ir.Value] = []
+    written: list[ir.Value] = []
     if optimizer.in_graph:
         rate = _graph_input(LEARNING_RATE, (1,), ir.DataType.FLOAT)
         parameter_values = {name: values[name] for name in trainable}
@@ -149,19 +155,17 @@ def build_training_graph(forward: ForwardGraph, optimizer: Optimizer | None = No
             for suffix in optimizer.moments
         }
         moments = {name: op.wrap(value).shape for name, value in moment_values.items()}
-        by_name = {v.name: v for node in graph for v in node.outputs}
-        gradient_values = {name: by_name[gradients[name]] for name in trainable}
-        for node in add_updates(op, optimizer, parameter_values, gradient_values, moment_values, rate):
-            outs.append(node.outputs[0])
+        gradient_values = {name: held_gradients[name] for name in trainable}
+        written += [node.outputs[0] for node in add_updates(op, optimizer, parameter_values, gradient_values, moment_values, rate)]
         extra = [rate, *moment_values.values()]
-    outs += _write_state(op, {name: (values[name], new) for name, new in state_values.items() if name in values})
+    written += _write_state(op, {name: (values[name], new) for name, new in state_values.items() if name in values})
 
     batch_names = [spec.name for spec in (*forward.inputs, *forward.labels)]
     batch = [values[name] for name in batch_names if name in values]
     held = [values[name] for name in [*trainable, *unreached, *forward.frozen, *forward.state] if name in values]
     _split_dropout(op)
     graph.outputs[:] = outs
-    remove_dead(graph, outs)
+    remove_dead(graph, [*outs, *written])
     for node in graph:
         node.name = f"{node.op_type}:{next(v.name for v in node.outputs if v.name)}"
     rate_first = extra[:1] if optimizer.in_graph else []
@@ -226,9 +230,10 @@ def _after(graph: ir.Graph, node: ir.Node) -> Iterator[ir.Node]:
 
 
 def _write_state(op: GraphBuilder, state: Mapping[str, tuple[ir.Value, ir.Value]]) -> list[ir.Value]:
-    """Write the next value of each state tensor over the present one; returns the flags.
+    """Write the next value of each state tensor over the present one; returns the flags, which nobody needs to see.
 
-    The writing kernel knows float32 only, so a counter (``num_batches_tracked``) is held as float32 in the training graph: exact up to 2**24 steps.
+    The writing kernel knows float32 only, so a counter (``num_batches_tracked``) is held as float32 in the training graph: exact up to
+    2**24 steps.
     """
     flags: list[ir.Value] = []
     for name, (old, new) in state.items():
@@ -237,7 +242,15 @@ def _write_state(op: GraphBuilder, state: Mapping[str, tuple[ir.Value, ir.Value]
             assert old.dtype is not None
             next_value = next_value.cast(ir.DataType.FLOAT)
             hold_as_float(op.graph, old)
-        (flag,) = op.node("InPlaceAccumulatorV2", old, next_value, np.asarray([True]), domain=MS, outputs=[f"{name}.update.out"], like=[((1,), ir.DataType.BOOL)])
+        (flag,) = op.node(
+            "InPlaceAccumulatorV2",
+            old,
+            next_value,
+            np.asarray([True]),
+            domain=MS,
+            outputs=[f"{name}.update.out"],
+            like=[((1,), ir.DataType.BOOL)],
+        )
         flags.append(flag.value)
     return flags
 

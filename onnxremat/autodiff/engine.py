@@ -32,7 +32,8 @@ def differentiate(
         on_complete: called with each target and its gradient as soon as that is complete, so that its consumer can follow at once.
 
     Returns:
-        Target name -> gradient, of the target's shape and dtype.  A target that the loss does not depend on has no entry (its gradient is zero).
+        Target name -> gradient, of the target's shape and dtype.  A target that the loss does not depend on has no entry (its gradient
+        is zero).
 
     Raises:
         DifferentiationError: an operator on the way has no rule, or refuses; names the node.
@@ -42,7 +43,9 @@ def differentiate(
     nodes = list(op.graph)
     live = _influenced(nodes, targets, set(stop_gradient))
     if id(loss) not in live:
-        raise DifferentiationError("no trainable parameter reaches the loss: it is cut off by detach, integer operations, or frozen parameters")
+        raise DifferentiationError(
+            "no trainable parameter reaches the loss: it is cut off by detach, integer operations, or frozen parameters"
+        )
     wanted = {id(t): t for t in targets}
     grads: dict[int, Expr] = {id(loss): op.const(1.0, loss.dtype).expand(op.wrap(loss).shape)}
     result: dict[str, Expr] = {}
@@ -96,7 +99,9 @@ def _input_gradients(op: GraphBuilder, node: ir.Node, incoming: list[Expr | None
     state = lookup(node.op_type, node.domain)
     if state is None:
         name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-        raise DifferentiationError(f"there is no gradient rule for {name}, needed by {describe(node)}; freeze what is before it, or add a rule")
+        raise DifferentiationError(
+            f"there is no gradient rule for {name}, needed by {describe(node)}; freeze what is before it, or add a rule"
+        )
     if isinstance(state, Refused):
         raise DifferentiationError(f"can't differentiate {describe(node)}: {state.reason}")
     if isinstance(state, NotDifferentiable):

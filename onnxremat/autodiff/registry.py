@@ -1,10 +1,10 @@
 """The registry of vector-Jacobian products (VJPs): one of three states for each operator.
 
-An operator has a rule, is *not differentiable* (its outputs do not depend smoothly on its inputs: the gradient is zero), or is *refused* with a
-reason.  An operator without a row is refused as unknown.
+An operator has a rule, is *not differentiable* (its outputs do not depend smoothly on its inputs: the gradient is zero), or is *refused*
+with a reason.  An operator without a row is refused as unknown.
 
-A rule takes the context of one node and the gradient of its output, and returns the gradient of one input.  Rules are mathematics only: undoing
-broadcasting, summing gradients that fan in, symbolic zeros and skipping what nobody needs are the engine's work.
+A rule takes the context of one node and the gradient of its output, and returns the gradient of one input.  Rules are mathematics only:
+undoing broadcasting, summing gradients that fan in, symbolic zeros and skipping what nobody needs are the engine's work.
 """
 
 from __future__ import annotations

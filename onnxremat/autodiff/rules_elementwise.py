@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ..graph import Expr
 from .context import Context
-from .registry import joint_vjp, not_differentiable, vjp
+from .registry import joint_vjp, not_differentiable, refused, vjp
 
 
 def mask(condition: Expr, dtype: ir.DataType) -> Expr:
@@ -45,13 +45,15 @@ vjp("Softplus", lambda c, g: g * c.op("Sigmoid", c.x0))
 vjp("Identity", lambda c, g: g)
 vjp("Cast", lambda c, g: g.cast(c.x0.dtype))
 vjp("CastLike", lambda c, g: g.cast(c.x0.dtype), None)
+# y = a - b trunc(a / b)
+vjp("Mod", lambda c, g: g, lambda c, g: g * ((c.y - c.x0) / c.x1))
 
 
 @joint_vjp("Pow")
 def _pow(c: Context) -> Sequence[Expr | None]:
     g, x, p = c.g[0], c.x0, c.x1
     assert g is not None
-    if p.value.const_value is not None and p.value.const_value.size == 1:
+    if p.value.const_value is not None and p.value.const_value.size == 1 and not c.wants(1):
         exponent = float(p.value.const_value.numpy().reshape(()))
         if exponent == 1:
             return [g]
@@ -70,12 +72,12 @@ def _pow(c: Context) -> Sequence[Expr | None]:
 
 
 def _leaky(c: Context, g: Expr) -> Expr:
-    alpha = c.attr("alpha", 0.01)
+    alpha = float(c.attr("alpha", 0.01))
     return g * (heaviside(c.x0) * (1.0 - alpha) + alpha)
 
 
 def _elu(c: Context, g: Expr) -> Expr:
-    alpha = c.attr("alpha", 1.0)
+    alpha = float(c.attr("alpha", 1.0))
     positive = mask(c.op("Greater", c.x0, 0.0), g.dtype)
     return g * (positive + (1.0 - positive) * (c.y + alpha))
 
@@ -107,12 +109,29 @@ def _gelu(c: Context, g: Expr) -> Expr:
 
 
 def _clip(c: Context, g: Expr) -> Expr:
+    # torch passes the gradient on the bounds of clamp, but not on those of relu6 and hardtanh, where y tells as much as x does (and is
+    # read by what follows anyway).  Channels that are zero throughout make the difference: BatchNorm gives exactly its bias, at first 0.
+    origin = c.node.metadata_props.get("pkg.torch.onnx.fx_node", "")
+    hard = "aten.relu6." in origin or "aten.hardtanh." in origin
+    x = c.y if hard else c.x0
     inside: Expr | None = None
-    for index, comparison in ((1, "GreaterOrEqual"), (2, "LessOrEqual")):
+    for index, comparison in ((1, "Greater"), (2, "Less")):
         if c.has(index):
-            within = c.op(comparison, c.x0, c.input(index))
+            within = c.op(comparison if hard else f"{comparison}OrEqual", x, c.input(index))
             inside = within if inside is None else c.op("And", inside, within)
     return g if inside is None else g * mask(inside, g.dtype)
+
+
+def _clip_low(c: Context, g: Expr) -> Expr:
+    # y = min(max(x, low), high): where low exceeds high, high wins.
+    picked = c.op("Less", c.x0, c.x1)
+    return g * mask(c.op("And", picked, c.op("Less", c.x1, c.input(2))) if c.has(2) else picked, g.dtype)
+
+
+def _clip_high(c: Context, g: Expr) -> Expr:
+    high = c.input(2)
+    picked = c.op("Greater", c.x0, high)
+    return g * mask(c.op("Or", picked, c.op("Greater", c.x1, high)) if c.has(1) else picked, g.dtype)
 
 
 vjp("LeakyRelu", _leaky)
@@ -121,7 +140,7 @@ vjp("HardSigmoid", _hard_sigmoid)
 vjp("HardSwish", _hard_swish)
 vjp("Gelu", _gelu)
 vjp("Gelu", _gelu, domain="com.microsoft")
-vjp("Clip", _clip, None, None)
+vjp("Clip", _clip, _clip_low, _clip_high)
 
 
 def _where(c: Context, g: Expr, picked: bool) -> Expr:
@@ -158,6 +177,7 @@ def _extremum(c: Context) -> Sequence[Expr | None]:
 
 not_differentiable(
     "Sign Floor Ceil Round Not And Or Xor Equal Greater GreaterOrEqual Less LessOrEqual IsNaN IsInf Shape Size ArgMax ArgMin NonZero "
-    "ConstantOfShape Constant EyeLike Range OneHot RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli "
-    "BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Mod"
+    "ConstantOfShape Constant EyeLike RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli "
+    "BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor"
 )
+refused("OneHot Range", "its values depend on a trainable parameter, for which there is no rule yet; make them constants")

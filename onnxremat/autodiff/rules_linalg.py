@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ..graph import Expr
@@ -39,36 +40,42 @@ def product_gradients(c: Context, trans_a: bool, trans_b: bool, alpha: float) ->
     g, a, b = c.g[0], c.x0, c.x1
     assert g is not None
     if a.rank == 1 or b.rank == 1:
-        return _vector_gradients(c, g)
+        return _vector_gradients(c, g, trans_a, trans_b, alpha)
     if b.rank == 2 and a.rank > 2 and not trans_a:
         # One large product over all rows instead of a batch of small ones that would be summed.
-        rows = g.reshape([-1 if 0 not in g.shape else g.shape[0] * g.shape[1], g.shape[-1]])
+        rows = g.reshape([math.prod(g.shape[:-1]), g.shape[-1]])
         flat = a.reshape([rows.shape[0], a.shape[-1]])
         da = matmul(rows, b, False, not trans_b, alpha).reshape(a.shape) if c.wants(0) else None
         if not c.wants(1):
             return [da]
         return [da, matmul(rows, flat, True, False, alpha) if trans_b else matmul(flat, rows, True, False, alpha)]
+    return _pair_gradients(c, g, a, b, trans_a, trans_b, alpha)
+
+
+def _vector_gradients(c: Context, g: Expr, trans_a: bool, trans_b: bool, alpha: float) -> Sequence[Expr | None]:
+    """NumPy's rule for rank 1: a row on the left, a column on the right, never transposed, and the added axis dropped from the result."""
+    a, b = c.x0, c.x1
+    if trans_a and a.rank > 1:
+        raise c.refuse("ONNX Runtime's kernel multiplies a transposed matrix by a vector wrongly; transpose the matrix before")
+    trans_a, trans_b = False, trans_b and b.rank > 1
+    wide_a = a.reshape([1, *a.shape]) if a.rank == 1 else a
+    wide_b = b.reshape([*b.shape, 1]) if b.rank == 1 else b
+    batch = list(_broadcast(wide_a.shape[:-2], wide_b.shape[:-2]))
+    wide_g = g.reshape([*batch, wide_a.shape[-2], wide_b.shape[-2 if trans_b else -1]])
+    da, db = _pair_gradients(c, wide_g, wide_a, wide_b, trans_a, trans_b, alpha)
+    if da is not None and a.rank == 1:
+        da = da.sum(range(da.rank - 2)).reshape(a.shape)
+    if db is not None and b.rank == 1:
+        db = db.sum(range(db.rank - 2)).reshape(b.shape)
+    return [da, db]
+
+
+def _pair_gradients(c: Context, g: Expr, a: Expr, b: Expr, trans_a: bool, trans_b: bool, alpha: float) -> list[Expr | None]:
     da = db = None
     if c.wants(0):
         da = matmul(b, g, trans_b, True, alpha) if trans_a else matmul(g, b, False, not trans_b, alpha)
     if c.wants(1):
         db = matmul(g, a, True, trans_a, alpha) if trans_b else matmul(a, g, not trans_a, False, alpha)
-    return [da, db]
-
-
-def _vector_gradients(c: Context, g: Expr) -> Sequence[Expr | None]:
-    """NumPy's rule for rank 1: a row on the left, a column on the right, and the added axis dropped from the result."""
-    a, b = c.x0, c.x1
-    wide_a = a.reshape([1, *a.shape]) if a.rank == 1 else a
-    wide_b = b.reshape([*b.shape, 1]) if b.rank == 1 else b
-    batch = list(_broadcast(wide_a.shape[:-2], wide_b.shape[:-2]))
-    wide_g = g.reshape([*batch, wide_a.shape[-2], wide_b.shape[-1]])
-    da = matmul(wide_g, wide_b, False, True) if c.wants(0) else None
-    db = matmul(wide_a, wide_g, True, False) if c.wants(1) else None
-    if da is not None and a.rank == 1:
-        da = da.sum(range(da.rank - 2)).reshape(a.shape)
-    if db is not None and b.rank == 1:
-        db = db.sum(range(db.rank - 2)).reshape(b.shape)
     return [da, db]
 
 
@@ -93,5 +100,3 @@ def _gemm(c: Context) -> Sequence[Expr | None]:
     grads += [None] * (2 - len(grads))
     bias = g if beta == 1.0 else g * beta
     return [*grads, bias if c.wants(2) else None]
-
-

@@ -13,7 +13,8 @@ from ..ops import MS
 from .context import Context
 from .registry import joint_vjp, vjp
 
-#: From this many output positions per image on, a convolution with flipped weights computes dX faster than a transposed one (benchmarks/kernels.py).
+#: From this many output positions per image on, a convolution with flipped weights computes dX faster than a transposed one
+#: (benchmarks/kernels.py).
 _FLIPPED_CONV_POSITIONS = 400
 
 
@@ -37,7 +38,7 @@ def _conv_weight_gradient(op: Any, g: Expr, x: Expr, w: Expr, geometry: dict[str
 
 
 def _conv_input_gradient(op: Any, g: Expr, x: Expr, w: Expr, geometry: dict[str, Any]) -> Expr:
-    """dX: a convolution of G with the flipped, transposed weights where the stride is 1 and maps are large, else a transposed convolution."""
+    """dX: a convolution of G with the flipped, transposed weights where the stride is 1 and maps are large, else a transposed one."""
     spatial = w.rank - 2
     kernel, strides, pads, dilations = (geometry[k] for k in ("kernel_shape", "strides", "pads", "dilations"))
     full = [d * (k - 1) - p for d, k, p in zip(dilations * 2, kernel * 2, pads, strict=True)]
@@ -73,21 +74,20 @@ def _conv(c: Context) -> Sequence[Expr | None]:
 
 def _conv_1d(c: Context, g: Expr, x: Expr, w: Expr, geometry: dict[str, Any]) -> Sequence[Expr | None]:
     """A 1-D convolution as a 2-D one of height 1 (ConvGrad's kernel is written for images)."""
-
-    def lift(value: Expr) -> Expr:
-        return value.reshape([*value.shape[:2], 1, value.shape[2]])
-
-    begin, end = geometry["pads"]
-    flat = {
-        "kernel_shape": [1, *geometry["kernel_shape"]],
-        "strides": [1, *geometry["strides"]],
-        "pads": [0, begin, 0, end],
-        "dilations": [1, *geometry["dilations"]],
-        "group": geometry["group"],
-    }
-    dw = _conv_weight_gradient(c.op, lift(g), lift(x), lift(w), flat).reshape(w.shape) if c.wants(1) else None
-    dx = _conv_input_gradient(c.op, lift(g), lift(x), lift(w), flat).reshape(x.shape) if c.wants(0) else None
+    flat = _lift_geometry(geometry)
+    dw = _conv_weight_gradient(c.op, _lift(g), _lift(x), _lift(w), flat).reshape(w.shape) if c.wants(1) else None
+    dx = _conv_input_gradient(c.op, _lift(g), _lift(x), _lift(w), flat).reshape(x.shape) if c.wants(0) else None
     return [dx, dw, _channel_sum(g) if c.wants(2) else None]
+
+
+def _lift(value: Expr) -> Expr:
+    return value.reshape([*value.shape[:2], 1, value.shape[2]])
+
+
+def _lift_geometry(geometry: dict[str, Any]) -> dict[str, Any]:
+    begin, end = geometry["pads"]
+    ones = {key: [1, *geometry[key]] for key in ("kernel_shape", "strides", "dilations")}
+    return {**ones, "pads": [0, begin, 0, end], "group": geometry["group"]}
 
 
 @joint_vjp("ConvTranspose")
@@ -95,12 +95,15 @@ def _conv_transpose(c: Context) -> Sequence[Expr | None]:
     # The adjoint of a convolution: dX is that convolution, dW its weight gradient with the roles of input and output exchanged.
     g, x, w = c.g[0], c.x0, c.x1
     assert g is not None
-    if x.rank != 4:
-        raise c.refuse(f"ConvTranspose over {x.rank - 2} spatial dimensions has no rule yet")
     if "output_shape" in c.node.attributes:
         raise c.refuse("ConvTranspose with output_shape has no rule; give pads and output_padding instead")
     geometry = _geometry(c, w)
-    dw = _conv_weight_gradient(c.op, x, g, w, geometry) if c.wants(1) else None
+    dw = None
+    if c.wants(1):
+        if x.rank == 3:
+            dw = _conv_weight_gradient(c.op, _lift(x), _lift(g), _lift(w), _lift_geometry(geometry)).reshape(w.shape)
+        else:
+            dw = _conv_weight_gradient(c.op, x, g, w, geometry)
     dx = c.op("Conv", g, w, **geometry) if c.wants(0) else None
     return [dx, dw, _channel_sum(g) if c.wants(2) else None]
 
@@ -145,7 +148,9 @@ def _average_pool(c: Context, g: Expr) -> Expr:
     folded = g.reshape([g.shape[0] * channels, 1, *g.shape[2:]])
     covered = [(g.shape[2 + i] - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 - pads[i] - pads[spatial + i] for i in range(spatial)]
     extra = [x.shape[2 + i] - covered[i] for i in range(spatial)]
-    spread = c.op("ConvTranspose", folded, weight, kernel_shape=kernel, strides=strides, pads=pads, dilations=dilations, output_padding=extra)
+    spread = c.op(
+        "ConvTranspose", folded, weight, kernel_shape=kernel, strides=strides, pads=pads, dilations=dilations, output_padding=extra
+    )
     return spread.reshape(x.shape)
 
 
@@ -184,6 +189,8 @@ def _batch_normalization(c: Context) -> Sequence[Expr | None]:
         dx = g * (scale * factor).reshape(channel) if c.wants(0) else None
         centred = (x - c.input(3).reshape(channel)) * factor.reshape(channel) if c.wants(1) else None
         dscale = _channel_sum(g * centred) if centred is not None else None
+        if c.wants(3) or c.wants(4):
+            raise c.refuse("its running statistics are to be trained; freeze them")
         return [dx, dscale, _channel_sum(g) if c.wants(2) else None]
     raise c.refuse("its training form should have been normalized to BatchNormInternal before")
 
@@ -208,15 +215,19 @@ def _batch_norm_internal(c: Context) -> Sequence[Expr | None]:
 def _layer_normalization(c: Context) -> Sequence[Expr | None]:
     # com.microsoft.LayerNormalizationGrad would need four times its input as workspace.
     g, x, scale = c.g[0], c.x0, c.x1
-    assert g is not None
+    if g is None or any(other is not None for other in c.g[1:]):
+        raise c.refuse("the loss depends on its mean or deviation; compute them with ReduceMean")
     axis = int(c.attr("axis", -1)) % x.rank
     axes = list(range(axis, x.rank))
+    dbias = g.sum(range(axis)).reshape(c.input(2).shape) if c.wants(2) else None
+    if not c.wants(0) and not c.wants(1):
+        return [None, None, dbias]
     statistics = [*x.shape[:axis], *[1] * len(axes)]
-    mean = c.saved(1, statistics, x.dtype, "layernorm_mean")
-    inv_std = c.saved(2, statistics, x.dtype, "layernorm_inv_std")
+    stash = ir.DataType(int(c.attr("stash_type", 1)))
+    mean = c.saved(1, statistics, stash, "layernorm_mean").cast(x.dtype)
+    inv_std = c.saved(2, statistics, stash, "layernorm_inv_std").cast(x.dtype)
     normal = (x - mean) * inv_std
     dscale = (g * normal).sum(range(axis)).reshape(scale.shape) if c.wants(1) else None
-    dbias = g.sum(range(axis)).reshape(c.input(2).shape) if c.wants(2) else None
     if not c.wants(0):
         return [None, dscale, dbias]
     h = g * scale
@@ -234,5 +245,4 @@ def _dropout(c: Context) -> Sequence[Expr | None]:
     if not c.has(2) or not bool(c.const(2)):
         return [g]
     kept = c.saved(1, c.x0.shape, ir.DataType.BOOL, "dropout_mask")
-    return c.op.node("DropoutGrad", g, kept, c.input(1), c.input(2), domain=MS, like=[c.x0])
-
+    return c.op.node("DropoutGrad", g, kept, c.x[1], c.input(2), domain=MS, like=[c.x0])

@@ -69,8 +69,10 @@ def _log_softmax(c: Context, g: Expr) -> Expr:
         # The labels' log-probabilities were picked: G is zero but for a few entries, so add those to the dense part in place
         # instead of holding two more tensors of the size of the logits.
         base, indices, updates = scatter.inputs
-        if base is not None and base.producer() is not None and base.producer().op_type == "ConstantOfShape":  # type: ignore[union-attr]
-            picked = c.op.wrap(updates)  # type: ignore[arg-type]
+        picked = c.op.wrap(updates)  # type: ignore[arg-type]
+        # Picks from some of the rows only leave the others without an entry to sum.
+        whole = all(i == axis or n == m for i, (n, m) in enumerate(zip(picked.shape, c.x0.shape, strict=True)))
+        if whole and base is not None and base.producer() is not None and base.producer().op_type == "ConstantOfShape":  # type: ignore[union-attr]
             dense = c.op("Exp", c.y) * -picked.sum([axis], keepdims=True)
             return c.op("ScatterElements", dense, indices, picked, axis=axis, reduction="add")
     return g - c.op("Exp", c.y) * g.sum([axis], keepdims=True)

@@ -88,20 +88,33 @@ vjp("Slice", _slice, None, None, None, None)
 
 
 def _pad(c: Context, g: Expr) -> Expr:
+    g, begin, end = _unpadded(c, g)
+    # A negative pad crops: what was cropped has a zero gradient.
+    return _pad_with_zeros(c, g, [max(0, -p) for p in begin], [max(0, -p) for p in end])
+
+
+def _pad_value(c: Context, g: Expr) -> Expr:
+    # What the value filled is all but what came from the input.
+    kept, _, _ = _unpadded(c, g)
+    return (g.sum(range(g.rank)) - kept.sum(range(g.rank))).reshape(c.input(2).shape)
+
+
+def _unpadded(c: Context, g: Expr) -> tuple[Expr, list[int], list[int]]:
+    """The part of a padded tensor's gradient that belongs to the input, and the pads of every axis."""
     if c.attr("mode", "constant") != "constant":
         raise c.refuse(f"Pad in mode '{c.attr('mode')}' has no rule yet; pad with constants")
     pads = c.const(1).tolist()
     shape = c.x0.shape
     axes = [int(a) % len(shape) for a in c.const(3).tolist()] if c.has(3) else list(range(len(shape)))
-    begin, end = dict(zip(axes, pads[: len(axes)], strict=True)), dict(zip(axes, pads[len(axes) :], strict=True))
-    starts = [max(0, begin.get(a, 0)) for a in range(len(shape))]
-    ends = [g.shape[a] - max(0, end.get(a, 0)) for a in range(len(shape))]
-    g = g.slice(starts, ends, list(range(len(shape))))
-    # A negative pad crops: what was cropped has a zero gradient.
-    return _pad_with_zeros(c, g, [max(0, -begin.get(a, 0)) for a in range(len(shape))], [max(0, -end.get(a, 0)) for a in range(len(shape))])
+    begin, end = [0] * len(shape), [0] * len(shape)
+    for i, axis in enumerate(axes):
+        begin[axis], end[axis] = int(pads[i]), int(pads[len(axes) + i])
+    starts = [max(0, p) for p in begin]
+    ends = [n - max(0, p) for n, p in zip(g.shape, end, strict=True)]
+    return g.slice(starts, ends, list(range(len(shape)))), begin, end
 
 
-vjp("Pad", _pad, None, None, None)
+vjp("Pad", _pad, None, _pad_value, None)
 
 
 def _tile(c: Context, g: Expr) -> Expr:

@@ -87,7 +87,10 @@ class Expr:
         return self.op("Neg", self)
 
     def reshape(self, shape: Sequence[int]) -> Expr:
-        return self if tuple(shape) == self.shape else self.op("Reshape", self, np.asarray(shape, np.int64))
+        if tuple(shape) == self.shape:
+            return self
+        # By default a 0 copies the dimension of the input.
+        return self.op("Reshape", self, np.asarray(shape, np.int64), allowzero=1 if 0 in shape else None)
 
     def transpose(self, perm: Sequence[int]) -> Expr:
         return self if list(perm) == list(range(self.rank)) else self.op("Transpose", self, perm=list(perm))
@@ -111,8 +114,8 @@ class Expr:
 class GraphBuilder:
     """Adds typed nodes to a graph, at its end or before a given node.
 
-    ``op("Add", a, b)`` adds a node and returns its output; keyword arguments are attributes.  Operands may be values, Python scalars (of the
-    dtype of the first value operand) and NumPy arrays (become deduplicated initializers).
+    ``op("Add", a, b)`` adds a node and returns its output; keyword arguments are attributes.  Operands may be values, Python scalars (of
+    the dtype of the first value operand) and NumPy arrays (become deduplicated initializers).
     """
 
     def __init__(self, graph: ir.Graph, prefix: str = "", before: ir.Node | None = None) -> None:
@@ -183,14 +186,16 @@ class GraphBuilder:
         """
         values = self._operands(operands)
         names = list(outputs) if not isinstance(outputs, int) else None
-        count = len(names) if names is not None else int(outputs)  # type: ignore[call-overload]
+        count = outputs if isinstance(outputs, int) else len(outputs)
         key: Any = None
         if names is None and traits(op_type, domain).pure:
             key = (domain, op_type, tuple(id(v) for v in values), repr(sorted(attributes.items())), count)
             if key in self._made:
                 return [self.wrap(v) for v in self._made[key]]
         attrs = ir.convenience.convert_attributes({k: v for k, v in attributes.items() if v is not None})
-        node = ir.Node(domain, op_type, values, attrs, num_outputs=count, name=self.fresh(f"{op_type}_node"), metadata_props=dict(self.metadata))
+        node = ir.Node(
+            domain, op_type, values, attrs, num_outputs=count, name=self.fresh(f"{op_type}_node"), metadata_props=dict(self.metadata)
+        )
         for index, value in enumerate(node.outputs):
             hint = names[index] if names is not None else op_type.lower()
             value.name = "" if hint == "" else (self.fresh(hint) if names is None else hint)
@@ -252,17 +257,22 @@ def infer_outputs(node: ir.Node, opset: int | None) -> None:
         types[value.name] = proto.type
         if value.const_value is not None and value.const_value.size <= 1024:
             data[value.name] = ir.serde.serialize_tensor(value.const_value)
-    inferred = onnx.shape_inference.infer_node_outputs(
-        schema, ir.serde.serialize_node(node), types, data, opset_imports=[onnx.helper.make_opsetid(node.domain, version)], ir_version=10
-    )
+    opsets = [onnx.helper.make_opsetid(node.domain, version)]
+    try:
+        inferred = onnx.shape_inference.infer_node_outputs(
+            schema, ir.serde.serialize_node(node), types, data, opset_imports=opsets, ir_version=10
+        )
+    except onnx.shape_inference.InferenceError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"the operands of {node.op_type} '{node.name}' do not fit: {reason}") from error
     for value in node.outputs:
         if not value.name:
             continue
-        proto = inferred.get(value.name)
-        if proto is None:
+        found = inferred.get(value.name)
+        if found is None:
             raise ValueError(f"the type of output '{value.name}' of {node.op_type} '{node.name}' can't be inferred")
-        loaded = ir.serde.deserialize_type_proto_for_type(proto)
-        value.type, value.shape = loaded, ir.serde.deserialize_type_proto_for_shape(proto)
+        loaded = ir.serde.deserialize_type_proto_for_type(found)
+        value.type, value.shape = loaded, ir.serde.deserialize_type_proto_for_shape(found)
         static_shape(value)
 
 

@@ -58,7 +58,8 @@ class Trainer:
         self._roles = manifest["roles"]
         in_graph = self.optimizer.in_graph
         self.gradients: dict[str, Array] = {} if in_graph else {n: np.zeros_like(self.parameters[n]) for n in self._roles["trainable"]}
-        self.moments = {n + s: np.zeros_like(self.parameters[n]) for n in self._roles["trainable"] for s in self.optimizer.moments}
+        # Moments of an update in the graph are part of the checkpoint, as further state.
+        self.moments = {} if in_graph else {n + s: np.zeros_like(self.parameters[n]) for n in self._roles["trainable"] for s in self.optimizer.moments}
         self._specs = {spec.name: spec for spec in (*self.artifact.inputs, *self.artifact.labels)}
         self._batch = {name: np.zeros(spec.shape, spec.dtype) for name, spec in self._specs.items()}
         self._rate = np.zeros(1, np.float32)

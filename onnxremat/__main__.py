@@ -1,0 +1,7 @@
+"""``python -m onnxremat``."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

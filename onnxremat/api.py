@@ -1,0 +1,110 @@
+"""The Python API: what the command line does, as functions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .artifact import Artifact
+from .compile import Request, compile_module, compile_source
+from .errors import UsageError
+from .exporters import InputSpec, Loss
+from .optimizers import Optimizer
+from .units import Budget
+from .verify import Verification, verify_artifact
+
+__all__ = ["compile", "verify"]
+
+
+def compile(
+    model: Any,
+    output: str | os.PathLike[str],
+    *,
+    inputs: Sequence[InputSpec | str] = (),
+    labels: Sequence[InputSpec | str] = (),
+    loss: Loss | str | None = None,
+    optimizer: Optimizer | str = "adamw",
+    budget: Budget | str | int | None = None,
+    activation_budget: str | None = None,
+    strategy: str = "auto",
+    time_limit: float = 60.0,
+    seed: int = 0,
+    threads: int = 0,
+    costs: str = "measured",
+    verify: bool = True,
+    progress: Callable[[str], None] = lambda message: None,
+) -> Artifact:
+    """Compile a model into a training artifact.
+
+    Args:
+        model: a ``torch.nn.Module``, or a source: ``package.module:factory``, ``zoo:NAME``, or the path of a ``.onnx`` file.
+        output: the artifact's folder; it appears whole or not at all.
+        inputs: the batch, such as ``"x=8x3x224x224"`` or ``"ids=2x128:int64:30522"``.
+        labels: the labels; left out, as the loss needs them.
+        loss: such as ``"cross_entropy"``; None for the model's own scalar output.
+        optimizer: ``"adamw"``, ``"sgd"`` or an Optimizer.
+        budget: bytes, ``"512MiB"``, or ``"60%"`` of the unscheduled step's peak; left out, the step is not reduced.
+        activation_budget: instead, a share such as ``"50%"`` of what is not resident anyway.
+        strategy: scheduling strategy.
+        time_limit: seconds that planning may take.
+        seed: of the factory's weights, the example batch and the planner.
+        threads: intra-op threads of the training; 0 is ONNX Runtime's default.
+        costs: ``"measured"`` on this machine, or ``"analytic"``.
+        verify: compare the numbers with the unscheduled step's and torch's, and the measured peak with the budget.
+        progress: told what happens.
+
+    Returns:
+        The artifact.
+
+    Raises:
+        BudgetInfeasible: no plan fits; ``minimum_budget_bytes`` says which budget would do.
+        OnnxRematError: anything else, in one line.
+    """
+    request = Request(
+        source=model if isinstance(model, str) else type(model).__name__,
+        inputs=parse_specs(inputs),
+        labels=parse_specs(labels),
+        loss=Loss.of(loss),
+        optimizer=optimizer if isinstance(optimizer, Optimizer) else Optimizer(optimizer),
+        budget=parse_budget(budget, activation_budget),
+        strategy=strategy,
+        time_limit=time_limit,
+        seed=seed,
+        threads=threads,
+        costs=costs,
+        verify=verify,
+    )
+    if isinstance(model, str):
+        return compile_source(request, Path(output), progress)
+    return compile_module(model, request, Path(output), progress)
+
+
+def verify(artifact: Artifact | str | os.PathLike[str], *, steps: int = 3, threads: int = 0, seed: int = 0, measure: bool = True) -> Verification:
+    """Check the numbers and the peak of an artifact; see ``onnxremat.verify``."""
+    found = artifact if isinstance(artifact, Artifact) else Artifact.load(Path(artifact))
+    return verify_artifact(found, steps=steps, threads=threads, seed=seed, measure=measure)
+
+
+def parse_specs(specs: Sequence[InputSpec | str]) -> tuple[InputSpec, ...]:
+    """Input specs from objects or text; raises UsageError."""
+    try:
+        return tuple(s if isinstance(s, InputSpec) else InputSpec.parse(s) for s in specs)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def parse_budget(budget: Budget | str | int | None, activation_budget: str | None) -> Budget:
+    """The budget that two options name; raises UsageError where both do."""
+    if budget is not None and activation_budget is not None:
+        raise UsageError("give --budget or --activation-budget, not both")
+    if activation_budget is not None:
+        return Budget.parse(activation_budget, activations_only=True)
+    if isinstance(budget, Budget):
+        return budget
+    if isinstance(budget, int):
+        if budget <= 0:
+            raise UsageError(f"a budget of {budget} bytes leaves no memory")
+        return Budget(budget)
+    return Budget.parse(budget) if budget is not None else Budget(1.0, relative=True)
