@@ -18,9 +18,7 @@ for folder in FOLDERS:
     packages.append(f"onnxremat.{folder}")
     packages += [f"onnxremat.{folder}.{name}" for name in find_packages(folder)]
 # The symlinked folders are listed above under their real paths; anything else below onnxremat/ is found as usual.
-packages += [
-    f"onnxremat.{name}" for name in find_packages("onnxremat") if name.split(".")[0] not in FOLDERS
-]
+packages += [f"onnxremat.{name}" for name in find_packages("onnxremat") if name.split(".")[0] not in FOLDERS]
 
 setup(
     name="onnxremat",

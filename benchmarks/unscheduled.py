@@ -14,9 +14,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import CASES, machine, table
-
 import onnxremat
+from benchmarks.common import CASES, machine, table
 from onnxremat.runtime import worker
 
 
@@ -37,8 +36,7 @@ def torch_job(case: str, steps: int, threads: int, profile: bool = False) -> dic
     batch = {s.name: torch.from_numpy(s.sample(rng)) for s in map(InputSpec.parse, chosen.inputs)}
     with torch.no_grad():
         output = call_module(module, batch)
-    label = torch.from_numpy(loss.label_spec(tuple(output.shape) if output.ndim != 3 else (output.shape[0] * output.shape[1], output.shape[2]), "float32").sample(rng))
-    label = label.reshape(output.shape[:-1]) if output.ndim == 3 else label
+    label = torch.from_numpy(loss.label_spec(tuple(output.shape), "float32").sample(rng))
 
     def step() -> None:
         module.zero_grad(set_to_none=True)
@@ -102,13 +100,27 @@ def main() -> None:
             onnxremat.compile(case.source, target, inputs=case.inputs, loss=case.loss, costs="analytic", verify=False)
             sides: dict[str, list[float]] = {"torch": [], "ort": []}
             for _ in range(options.rounds):
-                sides["torch"] += worker.call("benchmarks.unscheduled:torch_job", case=name, steps=options.steps, threads=options.threads)["seconds"]
-                sides["ort"] += worker.call("benchmarks.unscheduled:ort_job", artifact=str(target), steps=options.steps, threads=options.threads)["seconds"]
+                sides["torch"] += worker.call("benchmarks.unscheduled:torch_job", case=name, steps=options.steps, threads=options.threads)[
+                    "seconds"
+                ]
+                sides["ort"] += worker.call(
+                    "benchmarks.unscheduled:ort_job", artifact=str(target), steps=options.steps, threads=options.threads
+                )["seconds"]
             medians = {side: statistics.median(values) for side, values in sides.items()}
-            rows.append([name, ", ".join(case.inputs), f"{medians['torch']:.3f}", f"{medians['ort']:.3f}", f"{medians['ort'] / medians['torch']:.2f}"])
+            rows.append(
+                [
+                    name,
+                    ", ".join(case.inputs),
+                    f"{medians['torch']:.3f}",
+                    f"{medians['ort']:.3f}",
+                    f"{medians['ort'] / medians['torch']:.2f}",
+                ]
+            )
             print(table(["model", "batch", "torch eager s", "ONNX Runtime s", "ratio"], rows[-1:]), flush=True)
             for side, job, arguments in (("torch", "torch_job", {"case": name}), ("ONNX Runtime", "ort_job", {"artifact": str(target)})):
-                found = worker.call(f"benchmarks.unscheduled:{job}", steps=1, threads=options.threads, profile=True, **arguments)["operators"]
+                found = worker.call(f"benchmarks.unscheduled:{job}", steps=1, threads=options.threads, profile=True, **arguments)[
+                    "operators"
+                ]
                 top = Counter(found).most_common(12)
                 profiles.append(f"{name}, {side}: " + ", ".join(f"{op} {seconds * 1e3:.0f} ms" for op, seconds in top))
     print()

@@ -52,7 +52,11 @@ def main() -> int:
     trainer = Trainer(artifact)
     batches = file_batches(OUT / "train.npz", [*artifact.inputs, *artifact.labels])
     result = run_artifact(
-        artifact, STEPS, batches, trainer=trainer, on_step=lambda n, loss, s: print(f"  step {n + 1:2d}  loss {loss:.4f}  {s:.2f} s", flush=True)
+        artifact,
+        STEPS,
+        batches,
+        trainer=trainer,
+        on_step=lambda n, loss, s: print(f"  step {n + 1:2d}  loss {loss:.4f}  {s:.2f} s", flush=True),
     )
     held_out = np.load(OUT / "test.npz")
     right = 0
@@ -68,8 +72,12 @@ def main() -> int:
     print(f"held-out accuracy {right / HELD_OUT:.1%} after {STEPS} steps")
     print(f"budget            {format_bytes(budget)}; the unscheduled step takes {format_bytes(memory['peak_unscheduled_bytes'])}")
     print(f"peak              {format_bytes(measured)} measured, {format_bytes(predicted)} predicted ({measured / predicted - 1:+.2%})")
-    print(f"time              {seconds['seconds_predicted'] / seconds['seconds_unscheduled'] - 1:+.1%} predicted for {artifact.plan.recomputed_ops} recomputed ops")
-    print(f"gradients         {checked['max_relative_error_torch']:.1e} from torch's; scheduled and unscheduled step bit-equal: {checked['bitwise_equal']}")
+    print(
+        f"time              {seconds['seconds_predicted'] / seconds['seconds_unscheduled'] - 1:+.1%} predicted for {artifact.plan.recomputed_ops} recomputed ops"
+    )
+    print(
+        f"gradients         {checked['max_relative_error_torch']:.1e} from torch's; scheduled and unscheduled step bit-equal: {checked['bitwise_equal']}"
+    )
     print(f"report            {artifact.path / 'report.html'}")
     if not (last < first and measured <= budget and checked["passed"]):
         print("the demo did not go as it should", file=sys.stderr)

@@ -119,6 +119,12 @@ class Loss:
         """
         logits, first, last = tuple(logits), (*logits[:1], *logits[2:]), tuple(logits[:-1])
         if labels is None:
+            if len(logits) == 3 and self.class_axis is None:
+                raise ExportError(
+                    f"loss cross_entropy: logits {logits}",
+                    "the class axis may be 1 or the last one",
+                    "say class_axis=1 or class_axis=-1, or give the labels",
+                )
             return self.class_axis or 1
         labels = tuple(labels)
         fits = [axis for axis, shape in ((1, first), (-1, last)) if labels == shape and self.class_axis in (None, axis)]

@@ -81,7 +81,9 @@ def compile(
     return compile_module(model, request, Path(output), progress)
 
 
-def verify(artifact: Artifact | str | os.PathLike[str], *, steps: int = 3, threads: int = 0, seed: int = 0, measure: bool = True) -> Verification:
+def verify(
+    artifact: Artifact | str | os.PathLike[str], *, steps: int = 3, threads: int = 0, seed: int = 0, measure: bool = True
+) -> Verification:
     """Check the numbers and the peak of an artifact; see ``onnxremat.verify``."""
     found = artifact if isinstance(artifact, Artifact) else Artifact.load(Path(artifact))
     return verify_artifact(found, steps=steps, threads=threads, seed=seed, measure=measure)

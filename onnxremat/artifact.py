@@ -1,13 +1,13 @@
 """An artifact: a folder that ONNX Runtime trains from, without PyTorch and without onnxremat.
 
-    training_model.onnx      the scheduled training step
-    unscheduled_model.onnx   the same step before scheduling: the reference of ``verify``
-    eval_model.onnx          batch and parameters -> loss and the model's outputs
-    optimizer_model.onnx     where ONNX Runtime has a kernel for the optimizer
-    checkpoint               parameters and state at the start
-    problem.json, plan.json  what was scheduled, and how
-    manifest.json            roles, hashes, versions, the session options it needs, the figures of its verification
-    report.html              all of that for people
+training_model.onnx      the scheduled training step
+unscheduled_model.onnx   the same step before scheduling: the reference of ``verify``
+eval_model.onnx          batch and parameters -> loss and the model's outputs
+optimizer_model.onnx     where ONNX Runtime has a kernel for the optimizer
+checkpoint               parameters and state at the start
+problem.json, plan.json  what was scheduled, and how
+manifest.json            roles, hashes, versions, the session options it needs, the figures of its verification
+report.html              all of that for people
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class Artifact:
         except ValueError as error:
             raise ArtifactError(f"{folder / MANIFEST} is damaged ({error}): compile again") from error
         if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
-            raise ArtifactError(f"{folder / MANIFEST} has format {manifest.get('format')} {manifest.get('version')}; this onnxremat reads {FORMAT} {VERSION}")
+            raise ArtifactError(
+                f"{folder / MANIFEST} has format {manifest.get('format')} {manifest.get('version')}; this onnxremat reads {FORMAT} {VERSION}"
+            )
         for name, digest in manifest["files"].items():
             file = folder / name
             if not file.is_file():

@@ -25,21 +25,33 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser with all commands."""
     parser = _Parser(prog="onnxremat", description="Fit the training of a neural network into the memory at hand.")
     parser.add_argument("--version", action="version", version=f"onnxremat {__version__}")
-    common = argparse.ArgumentParser(add_help=False)
+    common = _Parser(add_help=False)
     common.add_argument("--json", action="store_true", help="print one JSON object on stdout and nothing else there")
     common.add_argument("--debug", action="store_true", help="show the traceback of an error")
     common.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    model = argparse.ArgumentParser(add_help=False)
+    model = _Parser(add_help=False)
     model.add_argument("source", metavar="SOURCE", help="package.module:factory, zoo:NAME, or a forward .onnx file")
-    model.add_argument("--input", action="append", default=[], metavar="NAME=SHAPE[:DTYPE[:HIGH]]", help="a batch input, such as x=8x3x224x224 or ids=2x128:int64:30522; repeatable")
-    model.add_argument("--label", action="append", default=[], metavar="NAME=SHAPE[:DTYPE[:HIGH]]", help="a label; left out, as the loss needs it")
-    model.add_argument("--loss", metavar="NAME[:OPTION=VALUE,...]", help="cross_entropy, mse, l1, bce_with_logits; left out, the model's own scalar output")
+    model.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME=SHAPE[:DTYPE[:HIGH]]",
+        help="a batch input, such as x=8x3x224x224 or ids=2x128:int64:30522; repeatable",
+    )
+    model.add_argument(
+        "--label", action="append", default=[], metavar="NAME=SHAPE[:DTYPE[:HIGH]]", help="a label; left out, as the loss needs it"
+    )
+    model.add_argument(
+        "--loss", metavar="NAME[:OPTION=VALUE,...]", help="cross_entropy, mse, l1, bce_with_logits; left out, the model's own scalar output"
+    )
     model.add_argument("--seed", type=int, default=0, help="of the factory's weights and of planning (default 0)")
 
-    planning = argparse.ArgumentParser(add_help=False)
-    planning.add_argument("--budget", metavar="SIZE|PERCENT", help="512MiB, or 60%% of the unscheduled step's peak (everything the step holds)")
+    planning = _Parser(add_help=False)
+    planning.add_argument(
+        "--budget", metavar="SIZE|PERCENT", help="512MiB, or 60%% of the unscheduled step's peak (everything the step holds)"
+    )
     planning.add_argument("--strategy", default="auto", help="auto, keep_all, chen_sqrt, chen_greedy or checkmate_ilp (default auto)")
     planning.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS", help="that planning may take (default 60)")
 
@@ -49,28 +61,46 @@ def build_parser() -> argparse.ArgumentParser:
 
     compile_ = commands.add_parser("compile", parents=[common, model, planning], help="compile a model into a training artifact")
     compile_.add_argument("-o", "--output", required=True, metavar="DIR", type=Path)
-    compile_.add_argument("--activation-budget", metavar="PERCENT", help="instead of --budget: all that is resident plus this share of the rest")
+    compile_.add_argument(
+        "--activation-budget", metavar="PERCENT", help="instead of --budget: all that is resident plus this share of the rest"
+    )
     compile_.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
-    compile_.add_argument("--lr", type=float, default=None, metavar="RATE", help="initial learning rate (default 0.001 for adamw, 0.01 for sgd)")
+    compile_.add_argument(
+        "--lr", type=float, default=None, metavar="RATE", help="initial learning rate (default 0.001 for adamw, 0.01 for sgd)"
+    )
     compile_.add_argument("--momentum", type=float, default=0.0, help="of sgd (default 0)")
     compile_.add_argument("--weight-decay", type=float, default=0.0, help="default 0")
     compile_.add_argument("--threads", type=int, default=0, help="intra-op threads of the training; 0 is ONNX Runtime's default")
-    compile_.add_argument("--costs", choices=("measured", "analytic"), default="measured", help="profile this machine, or a model of FLOPs and bytes for another")
+    compile_.add_argument(
+        "--costs",
+        choices=("measured", "analytic"),
+        default="measured",
+        help="profile this machine, or a model of FLOPs and bytes for another",
+    )
     compile_.add_argument("--no-verify", action="store_true", help="do not compare the numbers when done")
     compile_.set_defaults(run=_compile)
 
     run = commands.add_parser("run", parents=[common], help="train for some steps; loss, time and measured peak of the same run")
     run.add_argument("artifact", metavar="DIR", type=Path)
     run.add_argument("--steps", type=int, default=10, help="default 10")
-    run.add_argument("--data", metavar="FILE.npz", type=Path, help="an array for each input and label, samples first; left out, random data")
-    run.add_argument("--partial", choices=("drop", "wrap"), default="drop", help="the last, partial batch of an epoch: left out, or filled from the next epoch")
+    run.add_argument(
+        "--data", metavar="FILE.npz", type=Path, help="an array for each input and label, samples first; left out, random data"
+    )
+    run.add_argument(
+        "--partial",
+        choices=("drop", "wrap"),
+        default="drop",
+        help="the last, partial batch of an epoch: left out, or filled from the next epoch",
+    )
     run.add_argument("--lr", type=float, default=None, metavar="RATE", help="learning rate (default: the artifact's)")
     run.add_argument("--threads", type=int, default=None, help="intra-op threads (default: the artifact's)")
     run.add_argument("--save", metavar="DIR", type=Path, help="write the trained state here")
     run.add_argument("--uncapped", action="store_true", help="do not hold the step within the plan's memory")
     run.set_defaults(run=_run)
 
-    verify = commands.add_parser("verify", parents=[common], help="compare an artifact with its unscheduled step, bit for bit, and with torch")
+    verify = commands.add_parser(
+        "verify", parents=[common], help="compare an artifact with its unscheduled step, bit for bit, and with torch"
+    )
     verify.add_argument("artifact", metavar="DIR", type=Path)
     verify.add_argument("--steps", type=int, default=3, help="default 3")
     verify.add_argument("--seed", type=int, default=0, help="of batches and dropout masks (default 0)")
@@ -78,7 +108,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     plan = commands.add_parser("plan", parents=[common, planning], help="schedule a problem file or any ONNX training graph")
     plan.add_argument("file", metavar="FILE", type=Path, help="a problem (.json), a training graph (.onnx), or an artifact folder")
-    plan.add_argument("--input", action="append", default=[], metavar="NAME=SHAPE[:DTYPE]", help="pins the dynamic dimensions of a graph's input")
+    plan.add_argument(
+        "--input", action="append", default=[], metavar="NAME=SHAPE[:DTYPE]", help="pins the dynamic dimensions of a graph's input"
+    )
     plan.add_argument("--seed", type=int, default=0)
     plan.add_argument("-o", "--output", metavar="FILE.json", type=Path, help="write the plan here")
     plan.add_argument("--save-sequence", metavar="FILE.json", type=Path, help="write the list of op indices in the order they run")
@@ -120,7 +152,9 @@ def _foreign(error: Exception) -> tuple[int, Exception]:
         return ERROR, OnnxRematError(f"{error.filename or 'file'}: {error.strerror or error}")
     if isinstance(error, MemoryError):
         return ERROR, OnnxRematError("out of memory while compiling: use a smaller batch, or a machine with more memory")
-    return ERROR, OnnxRematError(f"internal error ({type(error).__name__}: {' '.join(str(error).split())[:300]}); run again with --debug and report it")
+    return ERROR, OnnxRematError(
+        f"internal error ({type(error).__name__}: {' '.join(str(error).split())[:300]}); run again with --debug and report it"
+    )
 
 
 def _fail(error: Exception, code: int, debug: bool, as_json: bool, extra: dict[str, Any], cause: Exception | None = None) -> int:
@@ -173,7 +207,9 @@ def _export(options: argparse.Namespace) -> int:
     if options.json:
         _print_json(result)
     else:
-        _say(f"{options.output}: {nodes} nodes, {len(forward.trainable)} trainable parameters, {len(forward.state)} state tensors, loss {forward.loss}")
+        _say(
+            f"{options.output}: {nodes} nodes, {len(forward.trainable)} trainable parameters, {len(forward.state)} state tensors, loss {forward.loss}"
+        )
     return OK
 
 
@@ -231,7 +267,10 @@ def _print_artifact(manifest: dict[str, Any], where: str) -> None:
     rows = [
         ("artifact", where),
         ("budget", format_bytes(memory["budget_bytes"])),
-        ("peak, predicted", f"{format_bytes(memory['peak_predicted_bytes'])} (unscheduled {format_bytes(memory['peak_unscheduled_bytes'])})"),
+        (
+            "peak, predicted",
+            f"{format_bytes(memory['peak_predicted_bytes'])} (unscheduled {format_bytes(memory['peak_unscheduled_bytes'])})",
+        ),
         ("of which resident", f"{format_bytes(memory['resident_bytes'])} (parameters, gradients, optimizer, batch)"),
         ("step time, predicted", f"{time['seconds_predicted']:.4g} s, {overhead:+.1%} over unscheduled ({time['costs']} costs)"),
         ("proven gap", f"at most {gap:.1%} above the fastest plan for this budget"),
@@ -268,7 +307,9 @@ def _run(options: argparse.Namespace) -> int:
     if options.lr is not None:
         trainer.learning_rate = options.lr
     say = _progress(options)
-    result = run_artifact(artifact, options.steps, batches, trainer=trainer, on_step=lambda n, loss, s: say(f"step {n + 1}: loss {loss:.4f}, {s:.3f} s"))
+    result = run_artifact(
+        artifact, options.steps, batches, trainer=trainer, on_step=lambda n, loss, s: say(f"step {n + 1}: loss {loss:.4f}, {s:.3f} s")
+    )
     if options.save:
         trainer.save(options.save)
     if options.json:

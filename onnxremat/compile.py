@@ -6,7 +6,7 @@ import copy
 import importlib.metadata
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from .eval_graph import eval_model, evaluation_form
 from .exporters import ForwardGraph, InputSpec, Loss, build_module, export_torch, load_source
 from .files import whole_folder, write_json
 from .optimizers import Optimizer, optimizer_model
+from .placement import GRANULE, UNLIMITED, ArenaExhausted, Placement, bookkeeping_bytes, capacity_within, compact, place
 from .problem import Costs, scheduling_problem
-from .runtime.arena import GRANULE, UNLIMITED, ArenaExhausted, Placement, bookkeeping_bytes, capacity_within, place
 from .runtime.session import SESSION_OPTIONS, Options, execution_order
 from .scheduler import Infeasible, Plan, Problem, lower_bound, plan_from_sequence, solve
 from .training_graph import TrainingGraph, build_training_graph
@@ -36,8 +36,10 @@ RUNTIME_BYTES = 3 * 2**20
 OPTIMIZER_BYTES = 4 * 2**20
 #: Room in the arena for what the placement does not model: scratch below the resolution of the probe, scalars.
 _ARENA_SLACK_BYTES, _ARENA_SLACK_SHARE = 2**20, 0.0025
-#: A plan that costs at most this share more than the unscheduled step is not improved further.
-_GOOD_ENOUGH = 0.002
+#: Share of the arena that live bytes are planned into at first: a perfect packing is rarely found.
+_LIVE_SHARE = 0.985
+#: Seconds that moving runs for a better placement may take.
+_COMPACT_SECONDS = 10.0
 _REPLANS = 8
 #: Seconds that the proof of a lower bound may take.
 _BOUND_SECONDS = 10.0
@@ -68,8 +70,8 @@ class Request:
     inputs: tuple[InputSpec, ...] = ()
     labels: tuple[InputSpec, ...] = ()
     loss: Loss | None = None
-    optimizer: Optimizer = Optimizer()
-    budget: Budget = Budget(1.0, relative=True)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    budget: Budget = field(default_factory=lambda: Budget(1.0, relative=True))
     strategy: str = "auto"
     time_limit: float = 60.0
     seed: int = 0
@@ -132,7 +134,7 @@ def compile_graphs(
         costs = node_costs(training, staging / files.UNSCHEDULED, request, progress)
         problem = training_problem(training, costs, request.source)
         unscheduled = schedule_unscheduled(problem)
-        budget = request.budget.resolve(problem.resident_bytes, _needed(problem, unscheduled))
+        budget = request.budget.resolve(problem.resident_bytes, _needed(problem, unscheduled.arena_bytes))
         progress(f"planning {len(problem.ops)} ops into {format_bytes(budget)} ({request.strategy})")
         begin = time.perf_counter()
         scheduled = replace(schedule(problem, budget, request), peak_unscheduled_bytes=unscheduled.peak_bytes)
@@ -192,10 +194,9 @@ def schedule_unscheduled(problem: Problem) -> Scheduled:
     return fitting
 
 
-def _needed(problem: Problem, scheduled: Scheduled) -> int:
-    """The smallest budget within which the arena's cap is a hard limit: the peak and the arena's slack."""
-    room = problem.resident_bytes + scheduled.arena_bytes + bookkeeping_bytes(scheduled.arena_bytes) + 2 * GRANULE
-    return max(room, problem.optimizer_peak_bytes)
+def _needed(problem: Problem, capacity: int) -> int:
+    """The smallest budget within which an arena of this capacity is a hard limit."""
+    return max(problem.resident_bytes + capacity + bookkeeping_bytes(capacity) + 2 * GRANULE, problem.optimizer_peak_bytes)
 
 
 def _slack(arena_bytes: int) -> int:
@@ -211,57 +212,44 @@ def _peak_at(problem: Problem, placement: Placement, capacity: int | None = None
 def schedule(problem: Problem, budget: int, request: Request) -> Scheduled:
     """The fastest plan found whose buffers, placed by the runtime's arena, stay within the budget.
 
-    Planning counts live bytes; the arena needs more where it fragments.  So planning is repeated with tighter limits until the placement fits, and then
-    between the loosest limit that fitted and the tightest that did not.
+    Planning counts live bytes; the arena needs more where it fragments.  So runs are moved until the placement fits, and where that does not
+    suffice, planning is repeated with a tighter limit.
 
     Raises:
         BudgetInfeasible: no plan was found.
     """
-    room = capacity_within(budget - problem.resident_bytes)
-    room -= _slack(room)
     floor = problem.resident_bytes
-    step = max(1, room // 64)
-    below, limit, above = floor, budget, budget  # known to fit, tried next, known not to
-    best: Scheduled | None = None
-    refusal: Infeasible | None = None
-    smallest = UNLIMITED
-    begin = time.monotonic()
-    for attempt in range(_REPLANS):
-        left = request.time_limit - (time.monotonic() - begin)
-        if attempt and left < request.time_limit / 8:
-            break
+    room = capacity_within(budget - floor)
+    room -= _slack(room)
+    first = limit = floor + int(_LIVE_SHARE * room)
+    smallest, proven, last = UNLIMITED, 0, False
+    deadline = time.monotonic() + request.time_limit
+    for _ in range(_REPLANS):
+        left = max(1.0, deadline - time.monotonic())
         plan = _solve(problem, limit, request, left / 3)
         if isinstance(plan, Infeasible):
-            refusal = plan
-            below = max(below, limit)
-            if best is None and limit < plan.minimum_budget_bytes < above:
-                limit = plan.minimum_budget_bytes
-                continue
-        else:
-            arena_bytes = place(problem, plan.sequence, UNLIMITED).arena_bytes
-            fitting = _fit(problem, plan, budget)
-            if fitting is not None:
-                best = fitting if best is None or plan.seconds < best.plan.seconds else best
-                if limit == budget or best.plan.seconds <= plan.seconds_unscheduled * (1 + _GOOD_ENOUGH):
-                    break
-                below = limit
+            if limit == first:
+                proven = plan.lower_bound_bytes
+            if plan.minimum_budget_bytes < floor + room:
+                limit, last = plan.minimum_budget_bytes, True  # found on the way to the error; nothing tighter is
+                plan = _solve(problem, limit, request, left / 3)
             else:
-                smallest = min(smallest, problem.resident_bytes + arena_bytes + _slack(arena_bytes) + bookkeeping_bytes(arena_bytes))
-                above = limit
-                if best is None:
-                    scaled = floor + int((plan.peak_bytes - floor) * room / max(1, arena_bytes))
-                    limit = max(below + 1, min(scaled, limit - step))
-                    continue
-        limit = (below + above) // 2
-        if above - below <= 2 * step:
+                smallest = min(smallest, _smallest_peak(problem, plan.minimum_budget_bytes, request))
+        if isinstance(plan, Infeasible):
             break
-    if best is not None:
-        bound = lower_bound(problem, budget, min(_BOUND_SECONDS, request.time_limit))
-        # What exceeds a plan that runs can only be the solver's rounding.
-        return replace(best, plan=replace(best.plan, seconds_lower_bound=min(bound, best.plan.seconds)))
-    if refusal is not None:
-        smallest = min(smallest, _smallest_peak(problem, refusal.minimum_budget_bytes, request))
-    raise _infeasible(problem, budget, max(smallest, budget + 1), refusal.lower_bound_bytes if refusal else 0)
+        sequence = compact(problem, plan.sequence, plan.peak_bytes, room, min(left / 4, _COMPACT_SECONDS), request.seed)
+        plan = replace(plan_from_sequence(problem, sequence, floor + room, plan.strategy), solve_seconds=plan.solve_seconds)
+        fitting = _fit(problem, plan, budget)
+        if fitting is not None:
+            bound = lower_bound(problem, budget, min(_BOUND_SECONDS, request.time_limit))
+            # What exceeds a plan that runs can only be the solver's rounding.
+            return replace(fitting, plan=replace(fitting.plan, seconds_lower_bound=min(bound, plan.seconds)))
+        arena_bytes = place(problem, plan.sequence, UNLIMITED).arena_bytes
+        smallest = min(smallest, _needed(problem, arena_bytes + _slack(arena_bytes)))
+        if last or time.monotonic() > deadline:
+            break
+        limit = min(limit - max(1, room // 64), floor + (plan.peak_bytes - floor) * room // max(1, arena_bytes))
+    raise _infeasible(problem, budget, max(smallest, budget + 1), proven)
 
 
 def _solve(problem: Problem, limit: int, request: Request, seconds: float) -> Plan | Infeasible:
@@ -297,9 +285,12 @@ def _fit(problem: Problem, plan: Plan, budget: int) -> Scheduled | None:
 
 
 def _smallest_peak(problem: Problem, limit: int, request: Request) -> int:
-    """The peak, placed, of the tightest plan that was found."""
+    """The budget that the tightest plan found needs when it is placed."""
     plan = _solve(problem, limit, request, request.time_limit / 4)
-    return UNLIMITED if isinstance(plan, Infeasible) else _peak_at(problem, place(problem, plan.sequence, UNLIMITED))
+    if isinstance(plan, Infeasible):
+        return UNLIMITED
+    arena_bytes = place(problem, compact(problem, plan.sequence, plan.peak_bytes, 0, _COMPACT_SECONDS, request.seed), UNLIMITED).arena_bytes
+    return _needed(problem, arena_bytes + 2 * _slack(arena_bytes))
 
 
 def _infeasible(problem: Problem, budget: int, minimum: int, floor: int) -> BudgetInfeasible:
@@ -317,7 +308,9 @@ def check_order(path: Path, emitted: Emitted) -> None:
     real = execution_order(path, Options())
     missing = set(emitted.clones) - set(real)
     if missing:
-        raise ArtifactError(f"ONNX Runtime removed {len(missing)} of {len(emitted.clones)} recomputes, '{min(missing)}' among them; the plan's memory would not hold")
+        raise ArtifactError(
+            f"ONNX Runtime removed {len(missing)} of {len(emitted.clones)} recomputes, '{min(missing)}' among them; the plan's memory would not hold"
+        )
     helpers = {str(n.name) for n in emitted.model.graph if is_helper(n)}
     if [n for n in real if n not in helpers] != [n for n in planned if n not in helpers]:
         at = next(i for i, (a, b) in enumerate(zip(real, planned, strict=False)) if a != b)
@@ -380,7 +373,11 @@ def _manifest(
         },
         "session_options": SESSION_OPTIONS,
         "threads": request.threads,
-        "versions": {name: _version(name) for name in ("onnxremat", "onnx", "onnx-ir", "onnxruntime-training-cpu", "onnxruntime-training", "torch") if _version(name)},
+        "versions": {
+            name: _version(name)
+            for name in ("onnxremat", "onnx", "onnx-ir", "onnxruntime-training-cpu", "onnxruntime-training", "torch")
+            if _version(name)
+        },
         "verification": None,
         "files": {},
     }
@@ -400,6 +397,8 @@ def _verify_into(folder: Path, manifest: dict[str, Any], request: Request) -> No
 
     result = verify_artifact(Artifact.load(folder), threads=request.threads, measure=True)
     if not result.passed:
-        raise VerificationFailed(f"the compiled step does not reproduce its reference: {result.reason}; nothing was written (--no-verify keeps the artifact)")
+        raise VerificationFailed(
+            f"the compiled step does not reproduce its reference: {result.reason}; nothing was written (--no-verify keeps the artifact)"
+        )
     manifest["verification"] = asdict(result)
     write_json(folder / files.MANIFEST, manifest)

@@ -31,7 +31,12 @@ def examine() -> list[Finding]:
 def _python() -> Finding:
     version = ".".join(map(str, sys.version_info[:3]))
     good = (3, 11) <= sys.version_info[:2] <= (3, 12)
-    return Finding("python", "ok" if good else "warning", version, "" if good else "onnxruntime-training 1.19.2 has wheels up to Python 3.12: use 3.11 or 3.12")
+    return Finding(
+        "python",
+        "ok" if good else "warning",
+        version,
+        "" if good else "onnxruntime-training 1.19.2 has wheels up to Python 3.12: use 3.11 or 3.12",
+    )
 
 
 def _runtime() -> Finding:
@@ -56,9 +61,13 @@ def _kernels() -> Finding:
         from .runtime.session import BoundSession, Options, make_session
 
         node = helper.make_node("InPlaceAccumulatorV2", ["a", "b", "c"], ["d"], domain="com.microsoft")
-        inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in "ab"] + [helper.make_tensor_value_info("c", TensorProto.BOOL, [1])]
+        inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in "ab"] + [
+            helper.make_tensor_value_info("c", TensorProto.BOOL, [1])
+        ]
         graph = helper.make_graph([node], "probe", inputs, [helper.make_tensor_value_info("d", TensorProto.BOOL, [1])])
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)], ir_version=10)
+        model = helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)], ir_version=10
+        )
         session = BoundSession(make_session(model.SerializeToString(), Options(arena=False)))
         target = np.zeros(2, np.float32)
         session.bind({"a": target, "b": np.ones(2, np.float32), "c": np.asarray([True])})
@@ -84,31 +93,56 @@ def _torch() -> Finding:
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        return Finding("torch", "warning", "not installed", "needed to export PyTorch models and to compare with torch, not to train: pip install torch")
+        return Finding(
+            "torch",
+            "warning",
+            "not installed",
+            "needed to export PyTorch models and to compare with torch, not to train: pip install torch",
+        )
     good = tuple(int(p) for p in version.split("+")[0].split(".")[:2]) >= (2, 13)
-    return Finding("torch", "ok" if good else "warning", version, "" if good else "the exporter was measured on torch 2.13: pip install -U torch")
+    return Finding(
+        "torch", "ok" if good else "warning", version, "" if good else "the exporter was measured on torch 2.13: pip install -U torch"
+    )
 
 
 def _measuring() -> Finding:
     if not Path("/proc/self/clear_refs").exists():
-        return Finding("measured peak", "warning", sys.platform, "the peak of a process can be measured on Linux only; budgets are still enforced by the arena")
+        return Finding(
+            "measured peak",
+            "warning",
+            sys.platform,
+            "the peak of a process can be measured on Linux only; budgets are still enforced by the arena",
+        )
     return Finding("measured peak", "ok", "/proc/self/status and clear_refs are there")
 
 
 def _cuda() -> Finding:
     from .runtime.ort import installed_packages
 
-    driver = any((Path(folder) / "libcuda.so.1").exists() for folder in ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib/wsl/lib", "/usr/local/cuda/compat"))
+    driver = any(
+        (Path(folder) / "libcuda.so.1").exists()
+        for folder in ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib/wsl/lib", "/usr/local/cuda/compat")
+    )
     driver = driver or shutil.which("nvidia-smi") is not None
     if "onnxruntime-training" not in installed_packages():
         return Finding("cuda", "ok", f"not used ({'a driver is there' if driver else 'no driver'}); the CPU package is installed")
     if not driver:
-        return Finding("cuda", "warning", "the CUDA package is installed, but no driver (libcuda.so.1)", "asking for CUDA would abort the process: install the driver, or train on the CPU provider")
+        return Finding(
+            "cuda",
+            "warning",
+            "the CUDA package is installed, but no driver (libcuda.so.1)",
+            "asking for CUDA would abort the process: install the driver, or train on the CPU provider",
+        )
     return Finding("cuda", "ok", "driver and CUDA package are there")
 
 
 def _cache() -> Finding:
     folder = cache_folder("profiles")
     if folder is None:
-        return Finding("cache", "warning", os.environ.get("XDG_CACHE_HOME", "~/.cache"), "profiles can't be kept: set XDG_CACHE_HOME to a writable folder")
+        return Finding(
+            "cache",
+            "warning",
+            os.environ.get("XDG_CACHE_HOME", "~/.cache"),
+            "profiles can't be kept: set XDG_CACHE_HOME to a writable folder",
+        )
     return Finding("cache", "ok", str(folder.parent))

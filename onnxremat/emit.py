@@ -129,10 +129,16 @@ def _protect_overwritten(graph: ir.Graph) -> None:
         buffer = write.inputs[0]
         assert buffer is not None
         readers = {id(n): n for v in _aliases(buffer) for n in (use.node for use in v.uses()) if n is not write}
-        loose = [n for n in readers.values() if n.graph is graph and not ancestors[position[id(write)]] >> position[id(n)] & 1 and not traits(n.op_type, n.domain).view]
+        loose = [
+            n
+            for n in readers.values()
+            if n.graph is graph and not ancestors[position[id(write)]] >> position[id(n)] & 1 and not traits(n.op_type, n.domain).view
+        ]
         late = [n for n in loose if position[id(n)] > position[id(write)]]
         if late:
-            raise OnnxRematError(f"node '{late[0].name}' reads '{buffer.name}' after '{write.name}' has overwritten it; the plan is not valid")
+            raise OnnxRematError(
+                f"node '{late[0].name}' reads '{buffer.name}' after '{write.name}' has overwritten it; the plan is not valid"
+            )
         if loose:
             _depend(graph, write, _last_of_each_chain(loose, ancestors, position))
 
@@ -179,7 +185,9 @@ def _depend(graph: ir.Graph, write: ir.Node, readers: Sequence[ir.Node]) -> None
     token = op("Min", *sizes, np.zeros(first.rank, np.int64))
     if first.rank == 0:
         # A scalar keeps its value and shape: reshaping it to one element and back carries the edge.
-        one = op.node("Reshape", first, op("Max", op("Min", *sizes, np.zeros(1, np.int64)), np.ones(1, np.int64)), like=[((1,), first.dtype)])[0]
+        one = op.node(
+            "Reshape", first, op("Max", op("Min", *sizes, np.zeros(1, np.int64)), np.ones(1, np.int64)), like=[((1,), first.dtype)]
+        )[0]
         held = op.node("Reshape", one, np.zeros(0, np.int64), like=[first])[0]
     else:
         held = op.node("Reshape", first, token, like=[first])[0]
@@ -200,7 +208,9 @@ def _free_unread(graph: ir.Graph) -> None:
             if index in optional:
                 value.name = ""
             elif nbytes(value) > SMALL_BYTES:
-                size = ir.node("Size", [value], name=f"free:{value.name}", metadata_props={_HELPER: "free", PHASE: node.metadata_props[PHASE]})
+                size = ir.node(
+                    "Size", [value], name=f"free:{value.name}", metadata_props={_HELPER: "free", PHASE: node.metadata_props[PHASE]}
+                )
                 size.outputs[0].name = f"{value.name}:size"
                 size.outputs[0].shape, size.outputs[0].type = ir.Shape([]), ir.TensorType(ir.DataType.INT64)
                 graph.insert_after(node, size)

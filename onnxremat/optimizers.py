@@ -139,7 +139,9 @@ def add_updates(
     writes: list[ir.Node] = []
 
     def write(target: ir.Value, new: ir.Value, name: str) -> None:
-        (flag,) = op.node("InPlaceAccumulatorV2", target, new, overwrite, domain=MS, outputs=[f"{name}.update.out"], like=[((1,), ir.DataType.BOOL)])
+        (flag,) = op.node(
+            "InPlaceAccumulatorV2", target, new, overwrite, domain=MS, outputs=[f"{name}.update.out"], like=[((1,), ir.DataType.BOOL)]
+        )
         node = flag.value.producer()
         assert node is not None
         writes.append(node)

@@ -407,7 +407,7 @@ def _holdings(
             pieces.append(f'<rect {box} fill="{_colour(name)}"><title>{tip}</title></rect>')
             left += width
         total = format_bytes(sum(parts.values()))
-        figure.append(f'<figcaption>{bar}, {total}</figcaption>')
+        figure.append(f"<figcaption>{bar}, {total}</figcaption>")
         figure.append('<svg class="bar" viewBox="0 0 1000 22" preserveAspectRatio="none" role="img" ')
         figure.append(f'aria-label="{bar}: {total} by class">{"".join(pieces)}</svg>')
     keep = [n for n in names if any(parts.get(n, 0) for parts in bars.values())]

@@ -170,7 +170,7 @@ def build_training_graph(forward: ForwardGraph, optimizer: Optimizer | None = No
         node.name = f"{node.op_type}:{next(v.name for v in node.outputs if v.name)}"
     rate_first = extra[:1] if optimizer.in_graph else []
     kept = [v for v in held if v.uses()]
-    graph.inputs[:] = [*batch, *rate_first, *kept, *extra[len(rate_first) :], *buffers, *([] if optimizer.in_graph else [reset])]
+    graph.inputs[:] = [*batch, *rate_first, *kept, *extra[len(rate_first) :], *buffers, reset]
     kept_names = {v.name for v in kept}
     return TrainingGraph(
         model=forward.model,

@@ -47,7 +47,7 @@ class Budget:
         match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*", text)
         if match:
             share = float(match.group(1)) / 100
-            if not 0 < share:
+            if not share > 0:
                 raise UsageError(f"a budget of '{text}' leaves no memory: give more than 0%")
             return cls(share, relative=True, activations_only=activations_only)
         if activations_only:

@@ -26,6 +26,10 @@ _TRIES = 3
 #: Beyond TORCH_TOLERANCE, an error may be this many times what torch itself changes by when its weights are perturbed by rounding.
 _NOISE_FACTOR = 5.0
 _ROUNDING = 2.0**-22
+_RANDOM_FUNCTIONS = (
+    *("rand", "rand_like", "randn", "randn_like", "bernoulli", "bernoulli_", "multinomial"),
+    *("rrelu", "alpha_dropout", "feature_alpha_dropout"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,9 @@ def verify_artifact(artifact: Artifact, steps: int = 3, threads: int = 0, seed: 
     peak = within = None
     if measure:
         budget = int(artifact.manifest["memory"]["budget_bytes"])
-        peak = worker.call("onnxremat.runtime.run:measure_job", artifact=str(artifact.path), steps=2, threads=threads)["peak_measured_bytes"]
+        peak = worker.call("onnxremat.runtime.run:measure_job", artifact=str(artifact.path), steps=2, threads=threads)[
+            "peak_measured_bytes"
+        ]
         within = peak <= budget
         if not within:
             reasons.append(f"the process reached {peak} bytes, the budget is {budget}")
@@ -287,7 +293,7 @@ def _torch_loss(artifact: Artifact, module: Any, batch: Mapping[str, Any], masks
 def _read_index(artifact: Artifact, loss: Loss) -> int:
     """Which output of the model the loss reads."""
     wanted = getattr(loss, "output", None)
-    names = [n for n in artifact.manifest["roles"]["outputs"]]
+    names = list(artifact.manifest["roles"]["outputs"])
     return names.index(wanted) if wanted in names else 0
 
 
@@ -326,7 +332,7 @@ def _given_masks(masks: list[Array]) -> Iterator[None]:
         # A channel's dropout has a mask of its own rank; any other mask has its input's elements.
         return x * mask.to(x.dtype).reshape(mask.shape if mask.ndim == x.ndim else x.shape) / (1 - p)
 
-    class Masks(TorchFunctionMode):
+    class Masks(TorchFunctionMode):  # type: ignore[misc]  # torch's types are not followed
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = dict(kwargs or {})
             name = getattr(func, "__name__", "")
@@ -337,7 +343,7 @@ def _given_masks(masks: list[Array]) -> Iterator[None]:
                 return drop(x, p) if training and p > 0 else x
             if name == "scaled_dot_product_attention":
                 return attention(func, args, kwargs)
-            if name in ("bernoulli", "rand", "rand_like", "randn_like", "randn", "rrelu", "alpha_dropout", "feature_alpha_dropout", "multinomial", "bernoulli_"):
+            if name in _RANDOM_FUNCTIONS:
                 raise _Random(f"the model draws random numbers by torch.{name}, which can't be compared")
             return func(*args, **kwargs)
 
@@ -365,4 +371,3 @@ def _given_masks(masks: list[Array]) -> Iterator[None]:
         yield
     if pending:
         raise _Random(f"the graph has {len(pending)} dropouts more than torch calls")
-

@@ -54,7 +54,7 @@ def _slice(c: Context, g: Expr) -> Expr:
     steps = c.const(4).tolist() if c.has(4) else [1] * len(starts)
     begin, end = [0] * len(shape), [0] * len(shape)
     for axis, start, stop, step in zip(axes, starts, ends, steps, strict=True):
-        taken = range(*slice(start, _stop(stop, step, shape[axis]), step).indices(shape[axis]))
+        taken = range(*slice(start, stop, step).indices(shape[axis]))
         if step not in (1, -1) and len(taken) > 1:
             g = _dilate(c, g, axis, abs(step))
         if step < 0:
@@ -65,11 +65,6 @@ def _slice(c: Context, g: Expr) -> Expr:
         else:
             end[axis] = shape[axis]
     return _pad_with_zeros(c, g, begin, end)
-
-
-def _stop(stop: int, step: int, size: int) -> int | None:
-    """ONNX's end of a slice as Python's: below -size with a negative step it means 'through index 0'."""
-    return None if step < 0 and stop < -size else stop
 
 
 def _dilate(c: Context, g: Expr, axis: int, step: int) -> Expr:

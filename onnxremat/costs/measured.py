@@ -137,7 +137,10 @@ def probe_kernels(nodes: list[ir.Node], opsets: dict[str, int], threads: int = 0
     """Scratch bytes of each node's kernel, measured: what the process grows by while it runs, beyond the outputs."""
     models = [single_node_model(node, opsets) for node in nodes]
     sizes: list[int] = worker.call(
-        "onnxremat.costs.measured:probe_job", models=[m.SerializeToString().hex() for m in models], outputs=[sum(nbytes(v) for v in n.outputs if v.name) for n in nodes], threads=threads
+        "onnxremat.costs.measured:probe_job",
+        models=[m.SerializeToString().hex() for m in models],
+        outputs=[sum(nbytes(v) for v in n.outputs if v.name) for n in nodes],
+        threads=threads,
     )
     return sizes
 
@@ -152,7 +155,14 @@ def single_node_model(node: ir.Node, opsets: dict[str, int]) -> onnx.ModelProto:
     inputs = [v for v in copies.values() if v.const_value is None]
     constants = [v for v in copies.values() if v.const_value is not None]
     outputs = [ir.Value(name=v.name, shape=v.shape, type=v.type) for v in node.outputs]
-    copy = ir.Node(node.domain, node.op_type, [None if v is None else copies[id(v)] for v in node.inputs], list(node.attributes.values()), outputs=outputs, name="probe")
+    copy = ir.Node(
+        node.domain,
+        node.op_type,
+        [None if v is None else copies[id(v)] for v in node.inputs],
+        list(node.attributes.values()),
+        outputs=outputs,
+        name="probe",
+    )
     graph = ir.Graph(inputs, [v for v in outputs if v.name], nodes=[copy], initializers=constants, opset_imports=opsets, name="probe")
     return ir.to_proto(ir.Model(graph, ir_version=10))
 

@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from ..errors import RuntimeUnavailable
 
@@ -40,7 +40,9 @@ def onnxruntime() -> ModuleType:
     packages = installed_packages()
     if len(packages) > 1:
         names = " and ".join(packages)
-        raise RuntimeUnavailable(f"{names} are installed into one folder and break each other: pip uninstall both, then pip install {TRAINING_PACKAGES[0]}=={TRAINING_VERSION}")
+        raise RuntimeUnavailable(
+            f"{names} are installed into one folder and break each other: pip uninstall both, then pip install {TRAINING_PACKAGES[0]}=={TRAINING_VERSION}"
+        )
     if importlib.util.find_spec("onnxruntime") is None:
         raise RuntimeUnavailable(f"onnxruntime is not installed: pip install {TRAINING_PACKAGES[0]}=={TRAINING_VERSION}")
     absent = "torch" not in sys.modules
@@ -57,7 +59,7 @@ def onnxruntime() -> ModuleType:
         raise RuntimeUnavailable(
             f"{' and '.join(packages)} has no training operators: pip uninstall -y {' '.join(packages)}, then pip install {TRAINING_PACKAGES[0]}=={TRAINING_VERSION}"
         )
-    return module
+    return cast(ModuleType, module)
 
 
 @cache

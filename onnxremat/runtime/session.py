@@ -131,7 +131,9 @@ class BoundSession:
         except Exception as error:  # the bindings raise a dozen unrelated classes
             text = _one_line(error)
             if "Available memory of" in text or "bfc_arena" in text.lower() or "Failed to allocate" in text:
-                raise OutOfBudget(f"the step exceeds the memory it was given and was stopped ({_shortage(text)}); compile for a larger budget") from error
+                raise OutOfBudget(
+                    f"the step exceeds the memory it was given and was stopped ({_shortage(text)}); compile for a larger budget"
+                ) from error
             raise ArtifactError(f"the step failed in ONNX Runtime: {text}") from error
 
     def _release_outputs(self) -> None:
@@ -162,7 +164,9 @@ def execution_order(model: str | Path | bytes, options: Options = Options()) -> 
     return [name for stream in streams for name in stream]
 
 
-def run_profiled(model: str | Path | bytes, arrays: Mapping[str, Array], steps: int, options: Options = Options()) -> tuple[list[list[dict[str, Any]]], list[float]]:
+def run_profiled(
+    model: str | Path | bytes, arrays: Mapping[str, Array], steps: int, options: Options = Options()
+) -> tuple[list[list[dict[str, Any]]], list[float]]:
     """Run some steps under the profiler.
 
     Returns:
@@ -171,7 +175,9 @@ def run_profiled(model: str | Path | bytes, arrays: Mapping[str, Array], steps: 
     import time
 
     with tempfile.TemporaryDirectory() as folder:
-        session = make_session(model, Options(threads=options.threads, arena=options.arena, profile=Path(folder), providers=options.providers))
+        session = make_session(
+            model, Options(threads=options.threads, arena=options.arena, profile=Path(folder), providers=options.providers)
+        )
         bound = BoundSession(session)
         bound.bind(arrays)
         walls = []
@@ -200,7 +206,14 @@ def run_profiled(model: str | Path | bytes, arrays: Mapping[str, Array], steps: 
 
 def sample_arrays(session: Any, rng: np.random.Generator) -> dict[str, Array]:
     """Arrays for every input of a session: small random floats, zeros for integers (always valid indices), ones for booleans."""
-    dtypes = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(bool)": np.bool_, "tensor(float16)": np.float16}
+    dtypes = {
+        "tensor(float)": np.float32,
+        "tensor(double)": np.float64,
+        "tensor(int64)": np.int64,
+        "tensor(int32)": np.int32,
+        "tensor(bool)": np.bool_,
+        "tensor(float16)": np.float16,
+    }
     arrays: dict[str, Array] = {}
     for entry in session.get_inputs():
         dtype = np.dtype(dtypes[entry.type])
@@ -223,7 +236,7 @@ def with_dropout_seeds(model: Path, seed: int) -> bytes:
     for node in proto.graph.node:
         if node.op_type == "Dropout":
             node.attribute.append(onnx.helper.make_attribute("seed", seed * len(names) + names.index(node.name) + 1))
-    return proto.SerializeToString()
+    return bytes(proto.SerializeToString())
 
 
 def with_extra_outputs(model: bytes, names: Sequence[str]) -> bytes:
@@ -231,4 +244,4 @@ def with_extra_outputs(model: bytes, names: Sequence[str]) -> bytes:
     proto = onnx.load_from_string(model)
     known = {value.name: value for value in proto.graph.value_info}
     proto.graph.output.extend(known[name] for name in names)
-    return proto.SerializeToString()
+    return bytes(proto.SerializeToString())

@@ -59,7 +59,9 @@ class Trainer:
         in_graph = self.optimizer.in_graph
         self.gradients: dict[str, Array] = {} if in_graph else {n: np.zeros_like(self.parameters[n]) for n in self._roles["trainable"]}
         # Moments of an update in the graph are part of the checkpoint, as further state.
-        self.moments = {} if in_graph else {n + s: np.zeros_like(self.parameters[n]) for n in self._roles["trainable"] for s in self.optimizer.moments}
+        self.moments = (
+            {} if in_graph else {n + s: np.zeros_like(self.parameters[n]) for n in self._roles["trainable"] for s in self.optimizer.moments}
+        )
         self._specs = {spec.name: spec for spec in (*self.artifact.inputs, *self.artifact.labels)}
         self._batch = {name: np.zeros(spec.shape, spec.dtype) for name, spec in self._specs.items()}
         self._rate = np.zeros(1, np.float32)
@@ -180,7 +182,9 @@ class Trainer:
                 raise UsageError(f"the batch lacks '{name}' ({spec})")
             array = np.asarray(batch[name])
             if array.shape != spec.shape:
-                raise UsageError(f"'{name}' has shape {array.shape}, the artifact was compiled for {spec.shape}: pad the batch, or compile for its shape")
+                raise UsageError(
+                    f"'{name}' has shape {array.shape}, the artifact was compiled for {spec.shape}: pad the batch, or compile for its shape"
+                )
             if not np.can_cast(array.dtype, spec.dtype, "same_kind"):
                 raise UsageError(f"'{name}' has dtype {array.dtype}, the artifact wants {spec.dtype}")
             self._batch[name][...] = array
@@ -195,8 +199,8 @@ class _Update:
         self._names = [i.name for i in self._session.get_inputs()]
 
     def apply(self, parameter: Array, gradient: Array, moments: Mapping[str, Array], rate: float, step: int) -> None:
-        flat = {"params": parameter, "gradients": gradient, **moments}
-        views = {name: array.reshape(-1) for name, array in flat.items()}
+        flat: dict[str, Array] = {"params": parameter, "gradients": gradient, **moments}
+        views: dict[str, Array] = {name: array.reshape(-1) for name, array in flat.items()}
         scalars = {"learning_rate": np.asarray([rate], np.float32), "step": np.asarray([step], np.int64)}
         bound = BoundSession(self._session)
         bound.bind({name: array for name, array in scalars.items() if name in self._names})
@@ -240,4 +244,3 @@ def random_batches(specs: list[InputSpec], seed: int) -> Iterator[dict[str, Arra
     rng = np.random.default_rng(seed)
     while True:
         yield {spec.name: spec.sample(rng) for spec in specs}
-

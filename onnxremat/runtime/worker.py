@@ -32,7 +32,11 @@ def call(function: str, **arguments: Any) -> Any:
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join(p for p in (_PACKAGE_PARENT, environment.get("PYTHONPATH")) if p)
         process = subprocess.run(
-            [sys.executable, "-m", "onnxremat.runtime.worker", str(job), str(result)], env=environment, capture_output=True, text=True, check=False
+            [sys.executable, "-m", "onnxremat.runtime.worker", str(job), str(result)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if not result.exists():
             tail = " ".join(process.stderr.split())[-300:]

@@ -122,6 +122,8 @@ ROWS = [
     _conv("large map asymmetric", (1, 2, 22, 21), (1, 2, 3, 2), pads=[0, 1, 1, 0]),
     _conv("large map dilated", (1, 1, 22, 22), (1, 1, 2, 2), dilations=[2, 1]),
     _conv("large map 1x1", (1, 2, 20, 20), (3, 2, 1, 1)),
+    _conv("large map grouped", (1, 4, 20, 21), (2, 2, 2, 1), group=2),
+    _conv("large map pads beyond the kernel", (1, 1, 20, 20), (1, 1, 2, 2), pads=[2, 0, 0, 2]),
     _conv("1-D", (2, 3, 7), (4, 3, 3), pads=[1, 1]),
     _conv("1-D stride dilated asymmetric", (1, 2, 9), (2, 2, 3), strides=[2], dilations=[2], pads=[1, 2]),
     _conv("1-D grouped", (2, 4, 6), (4, 2, 2), group=2, bias=False),

@@ -1,0 +1,268 @@
+"""Where a schedule's buffers end up in ONNX Runtime's arena, known before the run.
+
+The CPU provider's arena is a best-fit allocator with coalescing (BFC, as TensorFlow's).  Given the order of the nodes, every allocation and
+release is known, so the placement can be simulated; kernel scratch is modelled as one block beside the outputs.  Fragmentation is undone by moving
+runs that no data depends on (``compact``), which costs no time.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .emit import SMALL_BYTES
+from .errors import OnnxRematError
+from .ops import traits
+from .scheduler import PlanError, Problem, evaluate
+
+#: Allocations are rounded up to this many bytes (BFCArena::kMinAllocationSize).
+GRANULE = 256
+#: The arena keeps one 8-byte handle for each granule of its region, all written when the region is made.
+_HANDLE = 8
+#: Moves that ``compact`` tries at most, and how far they go.
+_MOVES = 20_000
+_DISTANCES = (3, 15, 60)
+#: A capacity that nothing exhausts.
+UNLIMITED = 1 << 62
+
+
+class ArenaExhausted(OnnxRematError):
+    """The simulated arena has no free block that is large enough."""
+
+
+def rounded(size: int) -> int:
+    """Bytes that the arena takes for a request."""
+    return max(1, -(-size // GRANULE)) * GRANULE
+
+
+def bookkeeping_bytes(capacity: int) -> int:
+    """Bytes that an arena of this capacity takes for its own tables."""
+    return capacity // GRANULE * _HANDLE
+
+
+def capacity_within(room: int) -> int:
+    """The largest capacity that takes, tables included, at most ``room`` bytes."""
+    return max(0, room * GRANULE // (GRANULE + _HANDLE) // GRANULE * GRANULE)
+
+
+class BestFitArena:
+    """One region of ``capacity`` bytes, served best-fit, lowest address first among equals; neighbours coalesce when freed."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.high_water = 0
+        self._free: list[tuple[int, int]] = [(capacity, 0)]  # (size, offset), sorted
+        self._starts: dict[int, int] = {0: capacity}  # offset -> size of free blocks
+        self._ends: dict[int, int] = {capacity: 0}  # end -> offset of free blocks
+        self._used: dict[int, int] = {}
+
+    def allocate(self, size: int) -> int:
+        """Offset of a new block; raises ArenaExhausted where no free block is large enough."""
+        size = rounded(size)
+        at = bisect_left(self._free, (size, -1))
+        if at == len(self._free):
+            raise ArenaExhausted(f"no free block of {size} bytes in an arena of {self.capacity}")
+        room, offset = self._free.pop(at)
+        del self._starts[offset], self._ends[offset + room]
+        if room > size:
+            self._insert(offset + size, room - size)
+        self._used[offset] = size
+        self.high_water = max(self.high_water, offset + size)
+        return offset
+
+    def release(self, offset: int) -> None:
+        """Return a block."""
+        size = self._used.pop(offset)
+        following = self._starts.get(offset + size)
+        if following is not None:
+            self._remove(offset + size, following)
+            size += following
+        before = self._ends.get(offset)
+        if before is not None:
+            length = offset - before
+            self._remove(before, length)
+            offset, size = before, size + length
+        self._insert(offset, size)
+
+    def _insert(self, offset: int, size: int) -> None:
+        insort(self._free, (size, offset))
+        self._starts[offset] = size
+        self._ends[offset + size] = offset
+
+    def _remove(self, offset: int, size: int) -> None:
+        del self._free[bisect_left(self._free, (size, offset))]
+        del self._starts[offset], self._ends[offset + size]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a schedule's buffers end up.
+
+    Attributes:
+        arena_bytes: the arena up to its highest used address: what becomes resident.
+        live_bytes: the most bytes in use at one time.
+        pen_bytes: size of the pen for small buffers.
+    """
+
+    arena_bytes: int
+    live_bytes: int
+    pen_bytes: int
+
+    @property
+    def fragmentation(self) -> float:
+        """How much more the arena takes than the buffers alive: 0.03 is 3 % more."""
+        return self.arena_bytes / self.live_bytes - 1 if self.live_bytes else 0.0
+
+
+def place(problem: Problem, sequence: Sequence[int], capacity: int) -> Placement:
+    """Simulate the arena of ``capacity`` bytes over a sequence of runs.
+
+    Small buffers get a pen of their own: at the start of the step a block of ``pen_bytes`` is allocated, then a one-granule fence that stays, then the
+    block is freed.  Being the smallest hole, it is where best-fit puts them, and they no longer split the holes that large buffers leave
+    (``onnxremat.emit`` adds the two nodes).
+
+    Raises:
+        ArenaExhausted: the schedule does not fit.
+    """
+    arena = BestFitArena(capacity)
+    buffers = buffer_lifetimes(problem, sequence)
+    born: list[list[int]] = [[] for _ in sequence]
+    dies: list[list[int]] = [[] for _ in sequence]
+    for number, buffer in enumerate(buffers):
+        born[buffer.first].append(number)
+        if buffer.last < len(sequence):
+            dies[buffer.last].append(number)
+    pen_bytes = _pen_bytes(buffers, len(sequence))
+    pen = arena.allocate(pen_bytes)
+    arena.allocate(GRANULE)
+    arena.release(pen)
+    offsets: dict[int, int] = {}
+    live = GRANULE
+    peak = live + pen_bytes
+    for step, op in enumerate(sequence):
+        for number in born[step]:
+            offsets[number] = arena.allocate(buffers[number].bytes)
+            live += rounded(buffers[number].bytes)
+        workspace = problem.ops[op].workspace_bytes
+        if workspace:
+            arena.release(arena.allocate(workspace))
+        peak = max(peak, live + (rounded(workspace) if workspace else 0))
+        for number in dies[step]:
+            arena.release(offsets[number])
+            live -= rounded(buffers[number].bytes)
+    return Placement(arena.high_water, peak, pen_bytes)
+
+
+def _pen_bytes(buffers: Sequence[Buffer], steps: int) -> int:
+    """The most bytes that small buffers take at one time, and a tenth more since they fragment too."""
+    change = [0] * (steps + 2)
+    for buffer in buffers:
+        if buffer.bytes <= SMALL_BYTES:
+            change[buffer.first] += rounded(buffer.bytes)
+            change[min(buffer.last, steps) + 1] -= rounded(buffer.bytes)
+    live = peak = 0
+    for delta in change:
+        live += delta
+        peak = max(peak, live)
+    return rounded(peak + peak // 10)
+
+
+@dataclass(slots=True)
+class Buffer:
+    """A buffer of a schedule: allocated at step ``first``, released after step ``last`` (beyond the end: held)."""
+
+    first: int
+    last: int
+    bytes: int
+
+
+def buffer_lifetimes(problem: Problem, sequence: Sequence[int]) -> list[Buffer]:
+    """The buffers that the runtime allocates for a sequence of runs, in order of allocation.
+
+    A buffer that nobody reads is left out, freed at once or held to the end as ``onnxremat.emit`` has it.  Views share their base's buffer; where an in-place operator is the last reader of its input, the output takes the buffer over.
+    """
+    tensors = problem.tensors
+    held: dict[int, int] = {}  # tensor -> instance that serves its reads
+    first: list[int] = []
+    last: list[int] = []
+    size: list[int] = []
+    outputs: set[int] = set()
+    read: set[int] = set()
+    absent: set[int] = set()
+    pairs: list[tuple[int, int, int]] = []
+    for step, op in enumerate(sequence):
+        spec = problem.ops[op]
+        for tensor in spec.inputs:
+            if tensor in held:
+                last[held[tensor]] = step
+                read.add(held[tensor])
+        sources = {written: held[read] for read, written in spec.inplace if read in held}
+        optional = traits(spec.op_type).optional_outputs
+        for position, tensor in enumerate(spec.outputs):
+            base = tensors[tensor].alias_of
+            if base >= 0:
+                if base in held:
+                    held[tensor] = held[base]
+            else:
+                held[tensor] = len(first)
+                first.append(step)
+                last.append(step)
+                size.append(tensors[tensor].bytes)
+                if position in optional:
+                    absent.add(held[tensor])
+                if tensor in sources:
+                    pairs.append((step, sources[tensor], held[tensor]))
+            if tensors[tensor].output and tensor in held:
+                outputs.add(held[tensor])
+    end = len(sequence)
+    absent -= read | outputs
+    stays = {i for i in range(len(first)) if i in outputs or (i not in read and size[i] <= SMALL_BYTES)}
+    buffers = [Buffer(first[i], end if i in stays else last[i], size[i]) for i in range(len(first))]
+    merged: set[int] = set()
+    for step, source, target in reversed(pairs):
+        dying = last[source] == step and source not in outputs and first[source] < step and target not in outputs
+        if dying and size[source] == size[target] and target not in merged:
+            buffers[source].last = buffers[target].last
+            merged.add(target)
+    return [buffer for number, buffer in enumerate(buffers) if number not in merged and number not in absent]
+
+
+def compact(problem: Problem, sequence: Sequence[int], live_limit: int, arena_limit: int, seconds: float, seed: int = 0) -> list[int]:
+    """Reorder a sequence so that its buffers need a smaller arena: hill climbing over moves of single runs.
+
+    Args:
+        problem: the problem.
+        sequence: a valid sequence of runs.
+        live_limit: peak of live bytes that must not be exceeded (resident bytes included).
+        arena_limit: arena bytes at which the search ends.
+        seconds: wall seconds at which it ends too.
+        seed: source of chance.
+
+    Returns:
+        A sequence of the same runs (so of the same time) that is valid and whose arena is no larger.
+    """
+    chance = random.Random(seed)
+    best = list(sequence)
+    smallest = place(problem, best, UNLIMITED).arena_bytes
+    deadline = time.monotonic() + seconds
+    for _ in range(_MOVES):
+        if smallest <= arena_limit or time.monotonic() > deadline:
+            break
+        source = chance.randrange(len(best))
+        target = max(0, min(len(best) - 1, source + round(chance.gauss(0, 1) * chance.choice(_DISTANCES))))
+        if source == target:
+            continue
+        trial = best[:source] + best[source + 1 :]
+        trial.insert(target, best[source])
+        try:
+            if evaluate(problem, trial).peak_bytes > live_limit:
+                continue
+        except PlanError:
+            continue
+        size = place(problem, trial, UNLIMITED).arena_bytes
+        if size <= smallest:
+            best, smallest = trial, size
+    return best
