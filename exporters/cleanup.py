@@ -13,6 +13,7 @@ from .constants import fold_gather_elements, narrow_constants, separate_statisti
 from .errors import ExportError
 from .explicit_pads import make_pads_explicit
 from .noop import remove_noops
+from .quiet import quiet
 
 __all__ = ["RANDOM_OPS", "clean", "infer_shapes", "scope_of"]
 
@@ -65,7 +66,8 @@ def clean(model: ir.Model, protected: Collection[str]) -> None:
 
 def _shapes(model: ir.Model) -> None:
     """Shape inference with data propagation, strict about contradictions."""
-    passes.ShapeInferencePass(check_type=True, strict_mode=True, data_prop=True)(model)
+    with quiet():
+        passes.ShapeInferencePass(check_type=True, strict_mode=True, data_prop=True)(model)
 
 
 def infer_shapes(model: ir.Model) -> None:
@@ -84,6 +86,7 @@ def infer_shapes(model: ir.Model) -> None:
                 continue  # an optional output that nobody reads
             node = value.producer()
             where = f"{node.op_type} {scope_of(node)}" if node is not None else "graph input"
+            _refuse_conflicts(model)
             shape = "unknown" if value.shape is None else str(value.shape)
             raise ExportError(
                 f"value {value.name} of {where}",
@@ -94,6 +97,15 @@ def infer_shapes(model: ir.Model) -> None:
         passes.CheckerPass(full_check=False)(model)
     except onnx.checker.ValidationError as error:
         raise ExportError("the exported graph", f"onnx.checker refuses it: {error}", "report the model that led here") from error
+
+
+def _refuse_conflicts(model: ir.Model) -> None:
+    """Raises ExportError where shapes are missing because the types of an operator's inputs contradict each other."""
+    try:
+        onnx.shape_inference.infer_shapes(ir.to_proto(model), strict_mode=True)
+    except onnx.shape_inference.InferenceError as error:
+        text = str(error).replace("[ShapeInferenceError]", "").replace("[TypeInferenceError]", "").strip()
+        raise ExportError("the exported graph", f"types contradict each other: {text}", "check the dtypes and shapes of the inputs") from error
 
 
 def scope_of(node: ir.Node) -> str:

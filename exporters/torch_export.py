@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +16,7 @@ from .errors import ExportError
 from .forward_graph import IR_VERSION, OPSET, ForwardGraph, InputSpec
 from .losses import Loss, append_loss
 from .noop import STOP_GRADIENT
+from .quiet import quiet
 from .rewrites import rewrite_feature_dropout
 from .roles import final_names, rename_values
 from .stop_gradient import remove_idle_detaches, shield_detaches, unshield_detaches
@@ -111,23 +109,9 @@ def _input_specs(module: nn.Module, inputs: Sequence[InputSpec | Any]) -> tuple[
     return tuple(specs)
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """torch.onnx logs what this package checks by itself (mutated buffers among its outputs)."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-
-
 def _to_onnx(module: nn.Module, traced: TracedModule) -> torch.onnx.ONNXProgram:
     try:
-        with _quiet():
+        with quiet():
             program = torch.onnx.export(
                 traced.program,
                 dynamo=True,

@@ -19,6 +19,7 @@ from torch import nn
 
 from .errors import ExportError
 from .no_grad import inline_grad_regions
+from .quiet import quiet
 
 __all__ = ["TracedModule", "bind_inputs", "trace_module"]
 
@@ -95,7 +96,8 @@ def trace_module(module: nn.Module, names: Sequence[str], example: Sequence[torc
                 stack.enter_context(_override(sub, "forward", _cumulative_forward(sub)))
         stack.enter_context(_refuse_autograd_functions())
         try:
-            program = torch.export.export(module, tuple(example), strict=False)
+            with quiet():
+                program = torch.export.export(module, tuple(example), strict=False)
         except ExportError:
             raise
         except Exception as error:  # torch.export raises whatever the user's code raises

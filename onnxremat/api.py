@@ -10,7 +10,7 @@ from typing import Any
 from .artifact import Artifact
 from .compile import Request, compile_module, compile_source
 from .errors import UsageError
-from .exporters import InputSpec, Loss
+from .exporters import ExportError, InputSpec, Loss
 from .optimizers import Optimizer
 from .units import Budget
 from .verify import Verification, verify_artifact
@@ -66,10 +66,10 @@ def compile(
         source=model if isinstance(model, str) else type(model).__name__,
         inputs=parse_specs(inputs),
         labels=parse_specs(labels),
-        loss=Loss.of(loss),
+        loss=parse_loss(loss),
         optimizer=optimizer if isinstance(optimizer, Optimizer) else Optimizer(optimizer),
         budget=parse_budget(budget, activation_budget),
-        strategy=strategy,
+        strategy=known_strategy(strategy),
         time_limit=time_limit,
         seed=seed,
         threads=threads,
@@ -110,3 +110,20 @@ def parse_budget(budget: Budget | str | int | None, activation_budget: str | Non
             raise UsageError(f"a budget of {budget} bytes leaves no memory")
         return Budget(budget)
     return Budget.parse(budget) if budget is not None else Budget(1.0, relative=True)
+
+
+def parse_loss(loss: Loss | str | None) -> Loss | None:
+    """A loss from an object or text; raises UsageError where there is none of that name or with that option."""
+    try:
+        return Loss.of(loss)
+    except ExportError as error:
+        raise UsageError(str(error)) from error
+
+
+def known_strategy(name: str) -> str:
+    """The name of a strategy; raises UsageError where there is none such."""
+    from .scheduler import strategies
+
+    if name not in strategies():
+        raise UsageError(f"there is no strategy '{name}': choose {', '.join(strategies())}")
+    return name

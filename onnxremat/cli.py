@@ -187,11 +187,11 @@ def _table(rows: Sequence[tuple[str, str]]) -> None:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from .api import parse_specs
-    from .exporters import Loss, load_source
+    from .api import parse_loss, parse_specs
+    from .exporters import load_source
 
     _progress(options)(f"exporting {options.source}")
-    forward = load_source(options.source, parse_specs(options.input), parse_specs(options.label), Loss.of(options.loss), options.seed)
+    forward = load_source(options.source, parse_specs(options.input), parse_specs(options.label), parse_loss(options.loss), options.seed)
     forward.save(options.output)
     nodes = len(list(forward.model.graph))
     result = {
@@ -344,7 +344,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from .api import parse_budget, parse_specs
+    from .api import known_strategy, parse_budget, parse_specs
     from .foreign import problem_from_file
     from .scheduler import Infeasible, evaluate, solve
 
@@ -352,7 +352,7 @@ def _plan(options: argparse.Namespace) -> int:
     unscheduled = evaluate(problem, range(len(problem.ops)))
     budget = parse_budget(options.budget, None).resolve(problem.resident_bytes, unscheduled.peak_bytes)
     try:
-        plan = solve(problem, budget, strategy=options.strategy, time_limit=options.time_limit, seed=options.seed)
+        plan = solve(problem, budget, strategy=known_strategy(options.strategy), time_limit=options.time_limit, seed=options.seed)
     except Infeasible as error:
         raise BudgetInfeasible(str(error), error.minimum_budget_bytes) from error
     if options.output:

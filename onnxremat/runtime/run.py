@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -103,16 +104,20 @@ def file_batches(path: Path, specs: list[InputSpec], partial: str = "drop", seed
         UsageError: the file lacks an array, an array has the wrong shape or dtype, or there are fewer samples than a batch.
     """
     try:
-        with np.load(path, allow_pickle=False) as data:
+        data = np.load(path, allow_pickle=False)
+        if not isinstance(data, np.lib.npyio.NpzFile):
+            raise UsageError(f"{path} holds one array without a name: write the arrays with numpy.savez")
+        with data:
+            if any(spec.name not in data.files for spec in specs):
+                raise UsageError(f"{path} must have the arrays {', '.join(s.name for s in specs)}; it has {', '.join(data.files)}")
             arrays = {spec.name: data[spec.name] for spec in specs}
     except FileNotFoundError:
         raise UsageError(f"there is no data file {path}") from None
-    except KeyError:
-        with np.load(path, allow_pickle=False) as data:
-            have = ", ".join(data.files)
-        raise UsageError(f"{path} must have the arrays {', '.join(s.name for s in specs)}; it has {have}") from None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise UsageError(f"{path} is not an .npz file of plain arrays: {error}") from error
+    scalars = [name for name, array in arrays.items() if array.ndim == 0]
+    if scalars:
+        raise UsageError(f"'{scalars[0]}' in {path} is a single number, the artifact wants samples along its first axis")
     counts = {name: len(array) for name, array in arrays.items()}
     if len(set(counts.values())) != 1:
         raise UsageError(f"the arrays of {path} have different numbers of samples: {counts}")

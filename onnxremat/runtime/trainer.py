@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ Array = npt.NDArray[Any]
 
 #: Elements of a parameter that the optimizer updates at a time: what it copies is bounded by this, whatever the parameter's size.
 SLICE = 1 << 16
+#: What ``save`` writes beside the checkpoint.
+OPTIMIZER_STATE = "optimizer_state.npz"
 _MOMENTS = {"first_order_moments": ".first_order_moment", "second_order_moments": ".second_order_moment"}
 
 
@@ -150,7 +153,7 @@ class Trainer:
         with whole_folder(Path(folder)) as staging:
             frozen = {n: a for n, a in self.parameters.items() if n not in trainable}
             save_checkpoint(staging / CHECKPOINT, {n: self.parameters[n] for n in self._roles["trainable"]}, frozen)
-            np.savez(staging / "optimizer_state.npz", steps_done=np.asarray(self.steps_done), **self.moments)  # type: ignore[arg-type]
+            np.savez(staging / OPTIMIZER_STATE, steps_done=np.asarray(self.steps_done), **self.moments)  # type: ignore[arg-type]
 
     def restore(self, folder: str | Path) -> None:
         """Continue from what ``save`` wrote.
@@ -161,17 +164,26 @@ class Trainer:
         from .ort import bindings
 
         place = Path(folder)
-        if not (place / CHECKPOINT).exists():
-            raise ArtifactError(f"there is no saved training state in {place}")
-        state = bindings().load_checkpoint(str(place / CHECKPOINT))
-        for name, array in self.parameters.items():
-            if not state.has_parameter(name):
-                raise ArtifactError(f"the saved state in {place} has no '{name}': it belongs to another model")
-            array[...] = state.get_parameter(name).data.numpy()
-        with np.load(place / "optimizer_state.npz") as saved:
-            self.steps_done = int(saved["steps_done"])
-            for name, array in self.moments.items():
-                array[...] = saved[name]
+        state_file = place / OPTIMIZER_STATE
+        for file in (place / CHECKPOINT, state_file):
+            if not file.exists():
+                raise ArtifactError(f"there is no saved training state in {place}: it has no {file.name}")
+        try:
+            state = bindings().load_checkpoint(str(place / CHECKPOINT))
+            with np.load(state_file, allow_pickle=False) as saved:
+                found = {name: saved[name] for name in saved.files}
+        except (ValueError, RuntimeError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise ArtifactError(f"the saved state in {place} is damaged: {' '.join(str(error).split())[:200]}") from error
+        found |= {n: np.asarray(state.get_parameter(n).data.numpy()) for n in self.parameters if state.has_parameter(n)}
+        # Everything is looked at before anything is overwritten.
+        for name, array in (*self.parameters.items(), *self.moments.items()):
+            if name not in found or found[name].shape != array.shape:
+                raise ArtifactError(f"the saved state in {place} has no '{name}' of shape {array.shape}: it belongs to another model")
+        if "steps_done" not in found:
+            raise ArtifactError(f"{state_file} does not say how many steps were done: it is not a saved training state")
+        self.steps_done = int(found["steps_done"])
+        for name, array in (*self.parameters.items(), *self.moments.items()):
+            array[...] = found[name]
 
     def _fill(self, batch: Mapping[str, npt.ArrayLike]) -> None:
         for name in batch:
@@ -201,7 +213,7 @@ class _Update:
     def apply(self, parameter: Array, gradient: Array, moments: Mapping[str, Array], rate: float, step: int) -> None:
         flat: dict[str, Array] = {"params": parameter, "gradients": gradient, **moments}
         views: dict[str, Array] = {name: array.reshape(-1) for name, array in flat.items()}
-        scalars = {"learning_rate": np.asarray([rate], np.float32), "step": np.asarray([step], np.int64)}
+        scalars: dict[str, Array] = {"learning_rate": np.asarray([rate], np.float32), "step": np.asarray([step], np.int64)}
         bound = BoundSession(self._session)
         bound.bind({name: array for name, array in scalars.items() if name in self._names})
         for start in range(0, parameter.size, SLICE):

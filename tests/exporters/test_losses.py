@@ -44,7 +44,7 @@ WEIGHTS = np.array([0.5, 1.0, 2.0, 0.1, 3.0], np.float32)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("ignore", [-100, 2])
 def test_cross_entropy(shape: tuple[int, ...], smoothing: float, weighted: bool, reduction: str, ignore: int) -> None:
-    loss = Loss("cross_entropy", reduction, None, ignore, smoothing, WEIGHTS if weighted else None)
+    loss = Loss("cross_entropy", reduction, None, ignore, smoothing, WEIGHTS if weighted else None, 1)
     graph = identity_graph(shape, loss)
     feeds = sample_all(graph)
     feeds["labels"].flat[0] = ignore
@@ -53,6 +53,12 @@ def test_cross_entropy(shape: tuple[int, ...], smoothing: float, weighted: bool,
     wanted = F.cross_entropy(logits, labels, weight, ignore_index=ignore, reduction=reduction, label_smoothing=smoothing)
     close(run_onnx(graph, feeds)["loss"], wanted, 1e-5)
     close(loss.torch(logits, labels).numpy(), wanted, 1e-6)
+
+
+def test_cross_entropy_of_rank_three_without_labels_asks_for_the_class_axis() -> None:
+    with pytest.raises(ExportError, match="class_axis=1 or class_axis=-1"):
+        Loss("cross_entropy").label_spec((2, 8, 16), "float32")
+    assert Loss("cross_entropy", class_axis=-1).label_spec((2, 8, 16), "float32").high == 16
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -81,7 +87,7 @@ def test_language_model_labels_take_the_last_axis() -> None:
 
 
 def test_class_axis_decides_derived_labels_and_ambiguity() -> None:
-    assert identity_graph((2, 6, 9), "cross_entropy").labels[0] == InputSpec("labels", (2, 9), "int64", 6)
+    assert identity_graph((2, 6, 9), "cross_entropy:class_axis=1").labels[0] == InputSpec("labels", (2, 9), "int64", 6)
     assert identity_graph((2, 6, 9), "cross_entropy:class_axis=-1").labels[0] == InputSpec("labels", (2, 6), "int64", 9)
     with pytest.raises(ExportError, match="class_axis=1 or class_axis=-1"):
         identity_graph((2, 5, 5), "cross_entropy", [InputSpec("labels", (2, 5), "int64", 5)])
