@@ -2,7 +2,8 @@
 
     python -m benchmarks.peaks [--budgets 90,70,50] [CASE ...]
 
-Each budget is a share of the activations; where it can't be reached, the smallest feasible one is taken.  Every run is a process of its own.
+Each budget is a share of the activations; where it can't be reached, the smallest feasible one is taken.  Every run is a process of its
+own.
 """
 
 from __future__ import annotations

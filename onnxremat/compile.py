@@ -30,7 +30,8 @@ from .units import Budget, format_bytes
 
 Progress = Callable[[str], None]
 
-#: What the runtime itself takes during the first step beyond arena and arrays: stacks and packing buffers of its threads, lazily bound code.
+#: What the runtime itself takes during the first step beyond arena and arrays: stacks and packing buffers of its threads, lazily bound
+#: code.
 RUNTIME_BYTES = 3 * 2**20
 #: Room that the separate optimizer needs for the slices it works on.
 OPTIMIZER_BYTES = 4 * 2**20
@@ -212,16 +213,23 @@ def _peak_at(problem: Problem, placement: Placement, capacity: int | None = None
 def schedule(problem: Problem, budget: int, request: Request) -> Scheduled:
     """The fastest plan found whose buffers, placed by the runtime's arena, stay within the budget.
 
-    Planning counts live bytes; the arena needs more where it fragments.  So runs are moved until the placement fits, and where that does not
+    Planning counts live bytes; the arena needs more where it fragments.  So runs are moved until the placement fits, and where that does
+    not
     suffice, planning is repeated with a tighter limit.
 
     Raises:
         BudgetInfeasible: no plan was found.
     """
+    unscheduled = plan_from_sequence(problem, range(len(problem.ops)), UNLIMITED, request.strategy)
+    if request.strategy in ("auto", "keep_all"):
+        fitting = _fit(problem, unscheduled, budget)
+        if fitting is not None:
+            return fitting
     floor = problem.resident_bytes
     room = capacity_within(budget - floor)
     room -= _slack(room)
-    first = limit = floor + int(_LIVE_SHARE * room)
+    # The optimizer's phase may be the larger one; it does not depend on the plan.
+    first = limit = max(floor + int(_LIVE_SHARE * room), min(budget, problem.optimizer_peak_bytes))
     smallest, proven, last = UNLIMITED, 0, False
     deadline = time.monotonic() + request.time_limit
     for _ in range(_REPLANS):
@@ -238,7 +246,7 @@ def schedule(problem: Problem, budget: int, request: Request) -> Scheduled:
         if isinstance(plan, Infeasible):
             break
         sequence = compact(problem, plan.sequence, plan.peak_bytes, room, min(left / 4, _COMPACT_SECONDS), request.seed)
-        plan = replace(plan_from_sequence(problem, sequence, floor + room, plan.strategy), solve_seconds=plan.solve_seconds)
+        plan = replace(plan_from_sequence(problem, sequence, max(limit, floor + room), plan.strategy), solve_seconds=plan.solve_seconds)
         fitting = _fit(problem, plan, budget)
         if fitting is not None:
             bound = lower_bound(problem, budget, min(_BOUND_SECONDS, request.time_limit))
@@ -264,7 +272,8 @@ def _solve(problem: Problem, limit: int, request: Request, seconds: float) -> Pl
 def _fit(problem: Problem, plan: Plan, budget: int) -> Scheduled | None:
     """The plan in the smallest arena that holds it, or None where that exceeds the budget.
 
-    A larger arena can place buffers worse, so the capacity is part of the simulation; capacity and bookkeeping together stay within the budget,
+    A larger arena can place buffers worse, so the capacity is part of the simulation; capacity and bookkeeping together stay within the
+    budget,
     which makes it a hard limit.
     """
     largest = capacity_within(budget - problem.resident_bytes)

@@ -118,8 +118,10 @@ def _run(node: ir.Node, latest: dict[int, ir.Value], count: int) -> ir.Node:
 def _protect_overwritten(graph: ir.Graph) -> None:
     """Make every node that overwrites a graph input depend, by data edges, on all other readers of the old value.
 
-    File order alone would do under the session options of the manifest, but a default session may run the write first, silently.  The edge: the
-    new value passes through ``Reshape(value, Min(Size(reader's output), 0...))``, whose target shape of zeros means "as it is"; Reshape aliases, so
+    File order alone would do under the session options of the manifest, but a default session may run the write first, silently.  The
+    edge: the
+    new value passes through ``Reshape(value, Min(Size(reader's output), 0...))``, whose target shape of zeros means "as it is"; Reshape
+    aliases, so
     the edge costs no memory.
     """
     nodes = list(graph)
@@ -197,7 +199,8 @@ def _depend(graph: ir.Graph, write: ir.Node, readers: Sequence[ir.Node]) -> None
 def _free_unread(graph: ir.Graph) -> None:
     """Keep outputs that nobody reads from living to the end of the step.
 
-    ONNX Runtime releases a buffer after its last reader, so one without readers stays.  An optional output is left out; a large one gets a reader.
+    ONNX Runtime releases a buffer after its last reader, so one without readers stays.  An optional output is left out; a large one gets a
+    reader.
     """
     outputs = {id(v) for v in graph.outputs}
     for node in list(graph):

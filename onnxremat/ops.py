@@ -1,7 +1,9 @@
 """The op table: what differentiator, memory model, scheduler and verifier need to know of each operator.
 
-One row per operator that differs from the default (a pure operator that writes new buffers).  Which buffers the kernels share was measured on
-the CPU provider of version 1.19.2 (``tests/costs/test_kernel_probe.py`` measures it again): binary arithmetic, for one, is not done in place.
+One row per operator that differs from the default (a pure operator that writes new buffers).  Which buffers the kernels share was measured
+on
+the CPU provider of version 1.19.2 (``tests/costs/test_kernel_probe.py`` measures it again): binary arithmetic, for one, is not done in
+place.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Optimizers: as a separate model where ONNX Runtime has a kernel for them, else as updates inside the training graph.
 
-``AdamWOptimizer`` and ``SGDOptimizerV2`` of com.microsoft update all parameters of one group from accumulated gradients.  Momentum and weight
+``AdamWOptimizer`` and ``SGDOptimizerV2`` of com.microsoft update all parameters of one group from accumulated gradients.  Momentum and
+weight
 decay with SGD have no kernel; they become standard operators at the end of the training graph, which write the new values in place.
 """
 
@@ -128,7 +129,8 @@ def add_updates(
 ) -> list[ir.Node]:
     """Add ``v <- momentum v + (g + decay p); p <- p - rate v`` for every parameter (torch.optim.SGD, no dampening).
 
-    The last node of each update writes the new value over the old one.  That every reader of the old value has run before is not expressed here:
+    The last node of each update writes the new value over the old one.  That every reader of the old value has run before is not expressed
+    here:
     see ``onnxremat.emit``, which adds the data edges once the order of all readers, recomputed ones included, is known.
 
     Returns:

@@ -1,7 +1,8 @@
 """Where a schedule's buffers end up in ONNX Runtime's arena, known before the run.
 
 The CPU provider's arena is a best-fit allocator with coalescing (BFC, as TensorFlow's).  Given the order of the nodes, every allocation and
-release is known, so the placement can be simulated; kernel scratch is modelled as one block beside the outputs.  Fragmentation is undone by moving
+release is known, so the placement can be simulated; kernel scratch is modelled as one block beside the outputs.  Fragmentation is undone
+by moving
 runs that no data depends on (``compact``), which costs no time.
 """
 
@@ -120,7 +121,8 @@ class Placement:
 def place(problem: Problem, sequence: Sequence[int], capacity: int) -> Placement:
     """Simulate the arena of ``capacity`` bytes over a sequence of runs.
 
-    Small buffers get a pen of their own: at the start of the step a block of ``pen_bytes`` is allocated, then a one-granule fence that stays, then the
+    Small buffers get a pen of their own: at the start of the step a block of ``pen_bytes`` is allocated, then a one-granule fence that
+    stays, then the
     block is freed.  Being the smallest hole, it is where best-fit puts them, and they no longer split the holes that large buffers leave
     (``onnxremat.emit`` adds the two nodes).
 
@@ -182,7 +184,8 @@ class Buffer:
 def buffer_lifetimes(problem: Problem, sequence: Sequence[int]) -> list[Buffer]:
     """The buffers that the runtime allocates for a sequence of runs, in order of allocation.
 
-    A buffer that nobody reads is left out, freed at once or held to the end as ``onnxremat.emit`` has it.  Views share their base's buffer; where an in-place operator is the last reader of its input, the output takes the buffer over.
+    A buffer that nobody reads is left out, freed at once or held to the end as ``onnxremat.emit`` has it.  Views share their base's
+    buffer; where an in-place operator is the last reader of its input, the output takes the buffer over.
     """
     tensors = problem.tensors
     held: dict[int, int] = {}  # tensor -> instance that serves its reads

@@ -38,11 +38,13 @@ class Verification:
 
     Attributes:
         passed: every check that could be made.
-        bitwise_equal: losses, gradients and parameters of the scheduled step equal the unscheduled one's bit for bit, over several steps, dropout on.
+        bitwise_equal: losses, gradients and parameters of the scheduled step equal the unscheduled one's bit for bit, over several steps,
+        dropout on.
         state_equal: so do running statistics and counters, and they equal torch's within tolerance.
         max_relative_error_torch: worst relative error of loss, gradients and state against torch; None where the model can't be imported.
         steps: steps compared.
-        tolerance_torch: what was allowed: TORCH_TOLERANCE, or more where torch's own gradients move by more when its weights are perturbed by rounding.
+        tolerance_torch: what was allowed: TORCH_TOLERANCE, or more where torch's own gradients move by more when its weights are perturbed
+        by rounding.
         peak_measured_bytes: peak of a capped run in a process of its own; None where it was not measured.
         within_budget: whether that is within the budget.
         reason: why it did not pass, or why a comparison was left out.
@@ -158,7 +160,8 @@ def torch_error(artifact: Artifact, threads: int = 0, seed: int = 0) -> tuple[fl
     """The unscheduled step against torch's autograd, with the very dropout masks that ONNX Runtime drew.
 
     Returns:
-        The worst relative error, that of the state alone, the tolerance, and the tensor with the worst one; None, None, the tolerance and the
+        The worst relative error, that of the state alone, the tolerance, and the tensor with the worst one; None, None, the tolerance and
+        the
         reason where it can't be compared.
     """
     source = artifact.manifest["source"]

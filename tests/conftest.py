@@ -96,6 +96,7 @@ def _mlp(factory: pytest.TempPathFactory, source: str, optimizer: Optimizer) -> 
         labels=[MLP_LABEL],
         loss="cross_entropy",
         optimizer=optimizer,
+        budget="32MiB",
         costs="analytic",
         threads=1,
         verify=False,

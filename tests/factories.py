@@ -65,7 +65,7 @@ def tiny_mlp() -> nn.Module:
 
 def norm_mlp() -> nn.Module:
     """Running statistics and no dropout, so that two runs are comparable."""
-    return nn.Sequential(nn.Linear(12, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+    return nn.Sequential(nn.Linear(12, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
 
 
 def tiny_gpt2() -> nn.Module:

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from onnxremat.artifact import Artifact
-from onnxremat.report import alive_at, api_snippet, node_scopes, phase_spans, trainer_snippet, write_report
+from onnxremat.report import alive_at, api_snippet, node_scopes, trainer_snippet, write_report
+from onnxremat.report_plot import phase_spans
 from onnxremat.scheduler import Op, Plan, Problem, Step, Tensor, Transfer, evaluate, plan_from_sequence
 from onnxremat.units import format_bytes
 

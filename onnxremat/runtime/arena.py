@@ -23,7 +23,8 @@ def register(capacity: int) -> None:
             f"this process has an arena of {_registered} bytes already and can't have another of {capacity}: start a new process"
         )
     ort = onnxruntime()
-    # Growing by doubling from an initial chunk of the full size makes one region, in which all free neighbours coalesce; splitting off every
+    # Growing by doubling from an initial chunk of the full size makes one region, in which all free neighbours coalesce; splitting off
+    # every
     # remainder keeps small requests from taking large blocks.
     settings = {
         "max_mem": capacity,

@@ -15,6 +15,7 @@ TRAINING_PACKAGES = ("onnxruntime-training-cpu", "onnxruntime-training")
 STOCK_PACKAGES = ("onnxruntime", "onnxruntime-gpu")
 #: The version whose kernels, memory sharing and file formats onnxremat was measured against; frozen upstream.
 TRAINING_VERSION = "1.19.2"
+_INSTALL = f"pip install {TRAINING_PACKAGES[0]}=={TRAINING_VERSION}"
 
 
 def installed_packages() -> dict[str, str]:
@@ -41,10 +42,10 @@ def onnxruntime() -> ModuleType:
     if len(packages) > 1:
         names = " and ".join(packages)
         raise RuntimeUnavailable(
-            f"{names} are installed into one folder and break each other: pip uninstall both, then pip install {TRAINING_PACKAGES[0]}=={TRAINING_VERSION}"
+            f"{names} are installed into one folder and break each other: pip uninstall both, then {_INSTALL}"
         )
     if importlib.util.find_spec("onnxruntime") is None:
-        raise RuntimeUnavailable(f"onnxruntime is not installed: pip install {TRAINING_PACKAGES[0]}=={TRAINING_VERSION}")
+        raise RuntimeUnavailable(f"onnxruntime is not installed: {_INSTALL}")
     absent = "torch" not in sys.modules
     if absent and "onnxruntime" not in sys.modules:
         sys.modules["torch"] = None  # type: ignore[assignment]
@@ -57,7 +58,7 @@ def onnxruntime() -> ModuleType:
             del sys.modules["torch"]
     if packages and not any(name in packages for name in TRAINING_PACKAGES):
         raise RuntimeUnavailable(
-            f"{' and '.join(packages)} has no training operators: pip uninstall -y {' '.join(packages)}, then pip install {TRAINING_PACKAGES[0]}=={TRAINING_VERSION}"
+            f"{' and '.join(packages)} has no training operators: pip uninstall -y {' '.join(packages)}, then {_INSTALL}"
         )
     return cast(ModuleType, module)
 

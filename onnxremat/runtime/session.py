@@ -37,7 +37,8 @@ class Options:
 
     Attributes:
         threads: intra-op threads; 0 leaves it to the runtime.
-        arena: use the registered arena of this process, or the session's own where none is registered; off, every buffer is mapped by itself.
+        arena: use the registered arena of this process, or the session's own where none is registered; off, every buffer is mapped by
+        itself.
         profile: directory for a profile of the run; None for none.
         providers: execution providers, best first.
     """
@@ -170,7 +171,8 @@ def run_profiled(
     """Run some steps under the profiler.
 
     Returns:
-        For each step the kernel events in the order they ran (``name``, ``op_type``, ``seconds``, ``output_bytes``), and the wall seconds of each step.
+        For each step the kernel events in the order they ran (``name``, ``op_type``, ``seconds``, ``output_bytes``), and the wall seconds
+        of each step.
     """
     import time
 

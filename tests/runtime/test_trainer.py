@@ -53,8 +53,6 @@ def test_five_steps_equal_torch(fixture: str, request: pytest.FixtureRequest) ->
     for name, parameter in module.named_parameters():
         moved = parameter.detach() - start[name]
         assert moved.abs().max() > 1e-3, f"{name} did not move: the comparison would show nothing"
-        if fixture == "norm_artifact" and name == "0.bias":
-            continue  # before a normalization a bias has no gradient but rounding, which AdamW blows up
         assert np.abs(trainer.parameters[name] - parameter.detach().numpy()).max() < 2e-3 * moved.abs().max(), name
     for name, buffer in module.named_buffers():
         np.testing.assert_allclose(trainer.parameters[name], buffer.numpy(), rtol=1e-4, atol=1e-4, err_msg=name)
@@ -240,7 +238,7 @@ def test_files_that_hold_no_data(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"not an \.npz file"):
         file_batches(tmp_path / "text.npz", SPECS)
     np.save(tmp_path / "one.npy", np.zeros((8, 2)))
-    with pytest.raises(UsageError, match="npz"):
+    with pytest.raises(UsageError, match="one array without a name"):
         file_batches(tmp_path / "one.npy", SPECS)
     (tmp_path / "cut.npz").write_bytes(_data(tmp_path / "whole.npz", 8).read_bytes()[:100])
     with pytest.raises(UsageError, match=r"not an \.npz file"):
