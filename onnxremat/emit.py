@@ -217,6 +217,10 @@ def _free_unread(graph: ir.Graph) -> None:
                 size.outputs[0].name = f"{value.name}:size"
                 size.outputs[0].shape, size.outputs[0].type = ir.Shape([]), ir.TensorType(ir.DataType.INT64)
                 graph.insert_after(node, size)
+        # Outputs left out at the end are not listed: CSE in a default session mistakes an empty one for another node's and then fails.
+        named = max((i + 1 for i, v in enumerate(node.outputs) if v.name), default=len(node.outputs))
+        if named < len(node.outputs):
+            node.resize_outputs(named)
 
 
 def _fence_pen(graph: ir.Graph, pen_bytes: int) -> None:

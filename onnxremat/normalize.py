@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .graph import Expr, GraphBuilder, static_shape
+from .graph.scatter import add_nd
 from .ops import MS
 
 Rewrite = Callable[[GraphBuilder, ir.Node], "Expr | list[Expr | None] | None"]
@@ -138,6 +139,14 @@ def _batch_norm(op: GraphBuilder, node: ir.Node) -> list[Expr | None] | None:
     return [y, follow(mean, batch_mean) if used[0] else None, follow(var, batch_var) if used[1] else None]
 
 
+def _scatter_nd(op: GraphBuilder, node: ir.Node) -> Expr | None:
+    """ScatterND that adds loses updates at repeated indices (see ``onnxremat.graph.scatter``)."""
+    if "reduction" not in node.attributes or node.attributes["reduction"].as_string() != "add":
+        return None
+    data, indices, updates = (op.wrap(v) for v in node.inputs if v is not None)
+    return add_nd(data, indices, updates)
+
+
 def _hard_swish(op: GraphBuilder, node: ir.Node) -> Expr:
     assert node.inputs[0] is not None
     x = op.wrap(node.inputs[0])
@@ -239,6 +248,7 @@ _REWRITES: list[tuple[str, Rewrite]] = [
     ("SoftmaxCrossEntropyLoss", _cross_entropy),
     ("NegativeLogLikelihoodLoss", _cross_entropy),
     ("HardSwish", _hard_swish),
+    ("ScatterND", _scatter_nd),
     ("Tanh", _gelu_tanh),
     ("MatMul", _fold_transpose),
 ]

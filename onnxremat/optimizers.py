@@ -83,14 +83,15 @@ def optimizer_model(optimizer: Optimizer, parameters: Sequence[str]) -> onnx.Mod
 
     The order of ``parameters`` is that of the sequences and travels in the model's metadata.
     """
-    sequences = ["params", "gradients"]
+    # The training API insists on a step and a first moment for plain SGD too, though the kernel reads neither.
+    sequences = ["params", "gradients", "first_order_moments"]
     inputs = [
         helper.make_tensor_value_info(LEARNING_RATE, TensorProto.FLOAT, [1]),
         helper.make_tensor_value_info("step", TensorProto.INT64, [1]),
     ]
     outputs = [helper.make_tensor_value_info("updated_flag", TensorProto.BOOL, [1])]
     if optimizer.name == "adamw":
-        sequences += ["first_order_moments", "second_order_moments"]
+        sequences.append("second_order_moments")
         node = helper.make_node(
             "AdamWOptimizer",
             [LEARNING_RATE, "step", *sequences],
@@ -105,10 +106,8 @@ def optimizer_model(optimizer: Optimizer, parameters: Sequence[str]) -> onnx.Mod
             correct_bias=1,
         )
     else:
-        node = helper.make_node("SGDOptimizerV2", [LEARNING_RATE, *sequences], ["updated_flag"], domain=MS, name="SGDOptimizerV2")
+        node = helper.make_node("SGDOptimizerV2", [LEARNING_RATE, "params", "gradients"], ["updated_flag"], domain=MS, name="SGDOptimizerV2")
     inputs += [helper.make_tensor_sequence_value_info(name, TensorProto.FLOAT, None) for name in sequences]
-    if optimizer.name == "sgd":
-        del inputs[1]
     model = helper.make_model(
         helper.make_graph([node], "optimizer", inputs, outputs),
         producer_name="onnxremat",

@@ -38,7 +38,7 @@ def cnn_artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
         activation_budget="75%",
         costs="analytic",
         threads=1,
-        time_limit=6,
+        time_limit=3,
     )
     assert artifact.plan.recomputed_ops > 0
     return artifact
@@ -57,7 +57,8 @@ def momentum_artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
         activation_budget="75%",
         costs="analytic",
         threads=1,
-        time_limit=6,
+        time_limit=3,
+        verify=False,
     )
     assert artifact.plan.recomputed_ops > 0
     return artifact

@@ -23,7 +23,7 @@ from onnxremat.placement import UNLIMITED, place
 from onnxremat.problem import scheduling_problem
 from onnxremat.runtime.ort import onnxruntime
 from onnxremat.runtime.session import Options, execution_order, run_profiled, sample_arrays, with_dropout_seeds
-from onnxremat.scheduler import Plan, PlanError, Problem, Step, evaluate, plan_from_sequence, solve
+from onnxremat.scheduler import Infeasible, Plan, PlanError, Problem, Step, evaluate, plan_from_sequence, solve
 from onnxremat.training_graph import GRADIENT_BUFFER, LAZY_RESET, PHASE, TrainingGraph, build_training_graph
 
 from .factories import batch_of
@@ -79,7 +79,10 @@ def _plans(problem: Problem) -> Iterator[Plan]:
     base = evaluate(problem, range(len(problem.ops))).peak_bytes
     for share in (0.85, 0.7):
         budget = problem.resident_bytes + int(share * (base - problem.resident_bytes))
-        yield solve(problem, budget, time_limit=4, seed=0, bound_seconds=0)
+        try:
+            yield solve(problem, budget, time_limit=2, seed=0, bound_seconds=0)
+        except Infeasible as error:
+            yield solve(problem, error.minimum_budget_bytes, time_limit=2, seed=0, bound_seconds=0)
     yield _eager_plan(problem)
 
 
@@ -218,6 +221,7 @@ def test_the_source_is_left_alone(steps: dict[str, tuple[TrainingGraph, Problem]
 
 
 def test_clones_are_exact_copies_in_the_plans_place(steps: dict[str, tuple[TrainingGraph, Problem]]) -> None:
+    kinds: set[str] = set()
     for training, problem in steps.values():
         plan = _eager_plan(problem)
         emitted = emit(training.model, problem, plan)
@@ -232,9 +236,8 @@ def test_clones_are_exact_copies_in_the_plans_place(steps: dict[str, tuple[Train
             assert [(v.shape, v.type) for v in clone.outputs] == [(v.shape, v.type) for v in original.outputs]
             assert clone.op_type != "Dropout", "masks are drawn once"
             assert clone.op_type != "InPlaceAccumulatorV2", "state is written once"
-        kinds = {laid[c].op_type for c in emitted.clones}
-        assert "BatchNormInternal" in kinds or "LayerNormalization" in kinds
-        assert "DropoutGrad" in kinds, "what follows a mask is recomputed from it"
+        kinds |= {laid[c].op_type for c in emitted.clones}
+    assert {"BatchNormInternal", "LayerNormalization", "DropoutGrad"} <= kinds, "a mask is kept, what follows it is recomputed"
 
 
 def test_phases_are_in_the_metadata(steps: dict[str, tuple[TrainingGraph, Problem]]) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..graph import Expr
+from ..graph.scatter import add_nd, add_rows
 from .context import Context, inverse
 from .registry import not_differentiable, vjp
 
@@ -23,14 +24,13 @@ def _gather(c: Context, g: Expr) -> Expr:
         pads = [0] * (2 * len(shape))
         pads[axis], pads[len(shape) + axis] = start, shape[axis] - 1 - start
         return c.op("Pad", kept, np.asarray(pads, np.int64), c.op.const(0, g.dtype)) if any(pads) else kept
-    # Bring the gathered axis to the front, where ScatterND adds whole slices (three times as fast as com.microsoft.GatherGrad).
+    # Bring the gathered axis to the front, where whole rows are added.
     picked = g.rank - len(shape) + 1
     order = [*range(axis, axis + picked), *range(axis), *range(axis + picked, g.rank)]
     moved = [axis, *range(axis), *range(axis + 1, len(shape))]
     rows = g.transpose(order)
     target = tuple(shape[a] for a in moved)
-    added = c.op("ScatterND", zeros(c, target, g.dtype), indices.reshape([*indices.shape, 1]), rows, reduction="add")
-    return added.transpose(inverse(moved))
+    return add_rows(zeros(c, target, g.dtype), indices, rows).transpose(inverse(moved))
 
 
 def _gather_elements(c: Context, g: Expr) -> Expr:
@@ -40,7 +40,7 @@ def _gather_elements(c: Context, g: Expr) -> Expr:
 def _gather_nd(c: Context, g: Expr) -> Expr:
     if int(c.attr("batch_dims", 0)):
         raise c.refuse("GatherND with batch_dims has no rule yet")
-    return c.op("ScatterND", zeros(c, c.x0.shape, g.dtype), c.x1, g, reduction="add")
+    return add_nd(zeros(c, c.x0.shape, g.dtype), c.x1, g)
 
 
 vjp("Gather", _gather, None)

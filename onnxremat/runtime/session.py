@@ -130,12 +130,12 @@ class BoundSession:
         try:
             self.session.run_with_iobinding(self._binding)
         except Exception as error:  # the bindings raise a dozen unrelated classes
-            text = _one_line(error)
+            text = " ".join(str(error).split())
             if "Available memory of" in text or "bfc_arena" in text.lower() or "Failed to allocate" in text:
                 raise OutOfBudget(
                     f"the step exceeds the memory it was given and was stopped ({_shortage(text)}); compile for a larger budget"
                 ) from error
-            raise ArtifactError(f"the step failed in ONNX Runtime: {text}") from error
+            raise ArtifactError(f"the step failed in ONNX Runtime: {text[:500]}") from error
 
     def _release_outputs(self) -> None:
         """Outputs live in the arena: let them go, or the next step finds less room."""

@@ -171,7 +171,7 @@ def test_an_operator_without_a_rule_is_named_with_module_and_line() -> None:
     op = new_builder()
     x = add_input(op, "x", (3,))
     op.metadata = {
-        "pkg.torch.onnx.name_scopes": "['', 'encoder.act']",
+        "pkg.torch.onnx.name_scopes": "['', 'encoder', 'encoder.act', 'acosh']",
         "pkg.torch.onnx.stack_trace": 'File "base.py", line 1, in call\n    return f(x)\nFile "net.py", line 42, in forward\n    acosh(x)',
     }
     y = op("Acosh", x)
