@@ -31,7 +31,7 @@ def resnet18() -> object:
 def unet() -> object:
     from onnxremat.models.unet import unet as build
 
-    return build(width=32)
+    return build()
 
 
 def gpt2_4() -> object:
@@ -44,7 +44,7 @@ CASES = {
     case.name: case
     for case in (
         Case("resnet18", "benchmarks.common:resnet18", ("x=16x3x224x224",), "cross_entropy"),
-        Case("unet", "benchmarks.common:unet", ("x=4x3x192x192",), "cross_entropy"),
+        Case("unet", "benchmarks.common:unet", ("x=4x3x128x128",), "cross_entropy"),
         Case("gpt2-4", "benchmarks.common:gpt2_4", ("input_ids=8x256:int64:16384",), "cross_entropy:class_axis=-1"),
     )
 }

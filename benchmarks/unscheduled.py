@@ -27,7 +27,7 @@ def torch_job(case: str, steps: int, threads: int, profile: bool = False) -> dic
     import torch
 
     from onnxremat.exporters import InputSpec, Loss, build_module
-    from onnxremat.verify import call_module
+    from onnxremat.verification import call_module
 
     torch.set_num_threads(threads)
     chosen = CASES[case]

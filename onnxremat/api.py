@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from .artifact import Artifact
-from .compile import Request, compile_module, compile_source
 from .errors import UsageError
 from .exporters import ExportError, InputSpec, Loss
 from .optimizers import Optimizer
+from .pipeline import Request, compile_module, compile_source
 from .units import Budget
-from .verify import Verification, verify_artifact
+from .verification import Verification, verify_artifact
 
 __all__ = ["compile", "verify"]
 
@@ -84,7 +84,7 @@ def compile(
 def verify(
     artifact: Artifact | str | os.PathLike[str], *, steps: int = 3, threads: int = 0, seed: int = 0, measure: bool = True
 ) -> Verification:
-    """Check the numbers and the peak of an artifact; see ``onnxremat.verify``."""
+    """Check the numbers and the peak of an artifact; see ``onnxremat.verification``."""
     found = artifact if isinstance(artifact, Artifact) else Artifact.load(Path(artifact))
     return verify_artifact(found, steps=steps, threads=threads, seed=seed, measure=measure)
 

@@ -68,10 +68,15 @@ class Artifact:
             raise ArtifactError(f"{folder} is not an artifact: it has no {MANIFEST}") from None
         except ValueError as error:
             raise ArtifactError(f"{folder / MANIFEST} is damaged ({error}): compile again") from error
+        if not isinstance(manifest, dict):
+            raise ArtifactError(f"{folder / MANIFEST} is damaged (it holds no object): compile again")
         if manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
             raise ArtifactError(
                 f"{folder / MANIFEST} has format {manifest.get('format')} {manifest.get('version')}; this onnxremat reads {FORMAT} {VERSION}"
             )
+        lacking = [key for key in ("files", "roles", "memory", "plan", "inputs", "labels", "optimizer") if key not in manifest]
+        if lacking:
+            raise ArtifactError(f"{folder / MANIFEST} is damaged (it has no '{lacking[0]}'): compile again")
         for name, digest in manifest["files"].items():
             file = folder / name
             if not file.is_file():

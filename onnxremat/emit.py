@@ -119,10 +119,8 @@ def _protect_overwritten(graph: ir.Graph) -> None:
     """Make every node that overwrites a graph input depend, by data edges, on all other readers of the old value.
 
     File order alone would do under the session options of the manifest, but a default session may run the write first, silently.  The
-    edge: the
-    new value passes through ``Reshape(value, Min(Size(reader's output), 0...))``, whose target shape of zeros means "as it is"; Reshape
-    aliases, so
-    the edge costs no memory.
+    edge: the new value passes through ``Reshape(value, Min(Size(reader's output), 0...))``, whose target shape of zeros means "as it is"; Reshape
+    aliases, so the edge costs no memory.
     """
     nodes = list(graph)
     position = {id(n): i for i, n in enumerate(nodes)}
@@ -217,10 +215,6 @@ def _free_unread(graph: ir.Graph) -> None:
                 size.outputs[0].name = f"{value.name}:size"
                 size.outputs[0].shape, size.outputs[0].type = ir.Shape([]), ir.TensorType(ir.DataType.INT64)
                 graph.insert_after(node, size)
-        # Outputs left out at the end are not listed: CSE in a default session mistakes an empty one for another node's and then fails.
-        named = max((i + 1 for i, v in enumerate(node.outputs) if v.name), default=len(node.outputs))
-        if named < len(node.outputs):
-            node.resize_outputs(named)
 
 
 def _fence_pen(graph: ir.Graph, pen_bytes: int) -> None:

@@ -104,7 +104,7 @@ def _batch_norm(op: GraphBuilder, node: ir.Node) -> list[Expr | None] | None:
     """Training BatchNormalization as a pure function of the batch, with the running statistics updated beside it.
 
     ONNX Runtime's kernel writes the new running statistics over the old ones it was fed, so that a second run (a recompute) would count the
-    batch twice and a later reader of the old value would see the new one.  Here it is fed scratch zeros with momentum 0, which
+    batch twice and a later reader of the old value would see the new one.  Here it is fed scratch with momentum 0, which
     makes its outputs the statistics of the batch, and ``running <- momentum * running + (1 - momentum) * batch`` is arithmetic with a
     version of its own.
     """
@@ -113,10 +113,11 @@ def _batch_norm(op: GraphBuilder, node: ir.Node) -> list[Expr | None] | None:
     x, scale, bias, mean, var = (op.wrap(v) for v in node.inputs if v is not None)
     epsilon = node.attributes["epsilon"].as_float() if "epsilon" in node.attributes else 1e-5
     momentum = node.attributes["momentum"].as_float() if "momentum" in node.attributes else 0.9
-    zero = ir.tensor(np.zeros(1, x.dtype.numpy()))
     size = np.asarray(scale.shape, np.int64)
-    # Two nodes, not one shared: the kernel writes into them.
-    scratch = [op.node("ConstantOfShape", size, value=zero, outputs=[op.fresh("bn_scratch")])[0] for _ in range(2)]
+    # The kernel writes into them, so no two may be one buffer: equal nodes are merged by the optimizations of a default session.
+    serial = 2 * sum(other.op_type == "BatchNormInternal" for other in op.graph)
+    values = [ir.tensor(np.asarray([serial + i], x.dtype.numpy())) for i in (1, 2)]
+    scratch = [op.node("ConstantOfShape", size, value=value, outputs=[op.fresh("bn_scratch")])[0] for value in values]
     names = [op.fresh(hint) for hint in ("bn_y", "bn_mean", "bn_var", "bn_saved_mean", "bn_saved_inv_std")]
     y, batch_mean, batch_var, _, _ = op.node(
         "BatchNormInternal",

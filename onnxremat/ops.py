@@ -1,8 +1,7 @@
 """The op table: what differentiator, memory model, scheduler and verifier need to know of each operator.
 
 One row per operator that differs from the default (a pure operator that writes new buffers).  Which buffers the kernels share was measured
-on
-the CPU provider of version 1.19.2 (``tests/costs/test_kernel_probe.py`` measures it again): binary arithmetic, for one, is not done in
+on the CPU provider of version 1.19.2 (``tests/costs/test_kernel_probe.py`` measures it again): binary arithmetic, for one, is not done in
 place.
 """
 
@@ -61,7 +60,6 @@ _rows(_INPLACE, "", "Softmax LogSoftmax Clip Cast ScatterElements")
 _rows(_RANDOM, "", "Dropout RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli")
 _rows(_RANDOM, MS, "BitmaskDropout BiasDropout")
 _rows(Traits(optional_outputs=(1,)), "", "MaxPool")
-_rows(Traits(optional_outputs=(1, 2)), "", "LayerNormalization")
 # Its statistics are written over the running ones it is fed, which is why it is fed scratch (onnxremat.normalize).
 _rows(Traits(aliases=((3, 1), (4, 2))), MS, "BatchNormInternal")
 _rows(Traits(stateful=True), MS, "InPlaceAccumulatorV2 AdamWOptimizer SGDOptimizerV2")

@@ -1,8 +1,7 @@
 """Optimizers: as a separate model where ONNX Runtime has a kernel for them, else as updates inside the training graph.
 
 ``AdamWOptimizer`` and ``SGDOptimizerV2`` of com.microsoft update all parameters of one group from accumulated gradients.  Momentum and
-weight
-decay with SGD have no kernel; they become standard operators at the end of the training graph, which write the new values in place.
+weight decay with SGD have no kernel; they become standard operators at the end of the training graph, which write the new values in place.
 """
 
 from __future__ import annotations

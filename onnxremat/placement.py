@@ -2,8 +2,7 @@
 
 The CPU provider's arena is a best-fit allocator with coalescing (BFC, as TensorFlow's).  Given the order of the nodes, every allocation and
 release is known, so the placement can be simulated; kernel scratch is modelled as one block beside the outputs.  Fragmentation is undone
-by moving
-runs that no data depends on (``compact``), which costs no time.
+by moving runs that no data depends on (``compact``), which costs no time.
 """
 
 from __future__ import annotations

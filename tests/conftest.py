@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import onnxremat
 from onnxremat import Artifact, Optimizer
+from onnxremat.api import compile as compile_model
 
 from .factories import CNN_INPUT, CNN_LABEL, MLP_INPUT, MLP_LABEL
 
@@ -29,7 +29,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def cnn_artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """A tiny CNN with BatchNorm, dropout and a residual, AdamW, three quarters of its activations: recomputes, verified when compiled."""
-    artifact = onnxremat.compile(
+    artifact = compile_model(
         "tests.factories:tiny_cnn",
         tmp_path_factory.mktemp("artifacts") / "cnn",
         inputs=[CNN_INPUT],
@@ -47,7 +47,7 @@ def cnn_artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 @pytest.fixture(scope="session")
 def momentum_artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """The tiny CNN without dropout, its update (SGD with momentum and weight decay) inside the training graph."""
-    artifact = onnxremat.compile(
+    artifact = compile_model(
         "tests.factories:tiny_cnn_without_dropout",
         tmp_path_factory.mktemp("artifacts") / "momentum",
         inputs=[CNN_INPUT],
@@ -90,7 +90,7 @@ def momentum_mlp_artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 
 def _mlp(factory: pytest.TempPathFactory, source: str, optimizer: Optimizer) -> Artifact:
     path: Path = factory.mktemp("artifacts") / "mlp"
-    return onnxremat.compile(
+    return compile_model(
         source,
         path,
         inputs=[MLP_INPUT],

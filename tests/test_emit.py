@@ -43,9 +43,7 @@ def steps() -> dict[str, tuple[TrainingGraph, Problem]]:
     """Each source as a training graph with its problem."""
     made = {}
     for name, (source, inputs, labels, optimizer) in SOURCES.items():
-        forward = load_source(
-            source, tuple(map(InputSpec.parse, inputs)), tuple(map(InputSpec.parse, labels)), Loss.of("cross_entropy"), seed=0
-        )
+        forward = load_source(source, tuple(map(InputSpec.parse, inputs)), tuple(map(InputSpec.parse, labels)), Loss.of("cross_entropy"), seed=0)
         training = build_training_graph(forward, optimizer)
         made[name] = (training, scheduling_problem(training.graph, analytic_costs(training.graph), training.resident(), name))
     return made
@@ -133,7 +131,7 @@ def _run(model: ir.Model, training: TrainingGraph, tmp_path: Path, count: int = 
     return {"loss": np.stack(losses), **{n: a for n, a in feeds.items() if n not in ("learning_rate", LAZY_RESET)}}
 
 
-@pytest.mark.parametrize("name", list(SOURCES))
+@pytest.mark.parametrize("name", ["cnn", pytest.param("gpt2", marks=pytest.mark.slow), pytest.param("momentum", marks=pytest.mark.slow)])
 def test_every_schedule_gives_the_same_bits(name: str, steps: dict[str, tuple[TrainingGraph, Problem]], tmp_path: Path) -> None:
     training, problem = steps[name]
     reference = _run(training.model, training, tmp_path)

@@ -43,7 +43,7 @@ def test_the_scheduler_knows_neither_onnx_nor_torch() -> None:
 
 
 def test_only_exporters_and_checks_import_torch() -> None:
-    allowed = {"onnxremat/verify.py"}
+    allowed = {"onnxremat/verification.py"}
     users = {str(p.relative_to(ROOT)) for p, _, module, _ in _imports("onnxremat") if module.split(".")[0] == "torch"}
     outside = {u for u in users if not u.startswith(("onnxremat/exporters", "onnxremat/models"))}
     assert outside <= allowed
@@ -94,6 +94,16 @@ def test_every_public_name_is_there_and_explained(name: str) -> None:
         assert value.__doc__, f"onnxremat.{name} inherits its docstring"
         assert not value.__doc__.startswith(f"{value.__name__}("), f"onnxremat.{name} has the docstring that dataclass makes"
     assert name in dir(onnxremat)
+
+
+def test_functions_are_not_hidden_by_modules_of_their_names() -> None:
+    """Importing the command line, or a module by hand, must not turn ``onnxremat.compile`` into a module."""
+    found = json_of(
+        "import json, onnxremat, onnxremat.cli, onnxremat.api\n"
+        "onnxremat.compile\n"
+        "print(json.dumps([callable(onnxremat.compile), callable(onnxremat.verify)]))"
+    )
+    assert found == [True, True]
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

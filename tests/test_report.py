@@ -343,7 +343,7 @@ def net():
 COMPILE = """
 import sys
 from pathlib import Path
-from onnxremat.compile import Request, compile_source
+from onnxremat.pipeline import Request, compile_source
 from onnxremat.exporters import InputSpec, Loss
 given = dict(inputs=(InputSpec.parse("x=16x1x8x8"),), loss=Loss("cross_entropy"))
 compile_source(Request("net_of_the_test:net", **given, costs="analytic", verify=False, time_limit=2), Path("artifact"))

@@ -24,8 +24,7 @@ def register(capacity: int) -> None:
         )
     ort = onnxruntime()
     # Growing by doubling from an initial chunk of the full size makes one region, in which all free neighbours coalesce; splitting off
-    # every
-    # remainder keeps small requests from taking large blocks.
+    # every remainder keeps small requests from taking large blocks.
     settings = {
         "max_mem": capacity,
         "arena_extend_strategy": 0,

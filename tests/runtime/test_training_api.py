@@ -33,7 +33,6 @@ if (folder / "optimizer_model.onnx").exists():
 losses = []
 for step in range({STEPS}):
     batch = batch_of(artifact, step)
-    feeds = [batch[n] for n in module.input_names() if n in batch] if optimizer else None
     feeds = [batch[s.name] for s in (*artifact.inputs, *artifact.labels)]
     if optimizer is None:
         feeds.append(np.asarray([{rate}], np.float32))
@@ -61,7 +60,9 @@ def _close(found: Any, expected: Any, tolerance: float, what: str) -> None:
     assert np.abs(a - b).max() <= tolerance * max(np.abs(b).max(), 1e-2), what
 
 
-@pytest.mark.parametrize("fixture", ["norm_artifact", "sgd_artifact", "momentum_mlp_artifact", "momentum_artifact"])
+@pytest.mark.parametrize(
+    "fixture", ["norm_artifact", "sgd_artifact", "momentum_mlp_artifact", pytest.param("momentum_artifact", marks=pytest.mark.slow)]
+)
 def test_the_training_api_trains_as_our_trainer(fixture: str, request: pytest.FixtureRequest) -> None:
     artifact: Artifact = request.getfixturevalue(fixture)
     rate = artifact.optimizer.learning_rate
@@ -84,6 +85,7 @@ def test_the_training_api_trains_as_our_trainer(fixture: str, request: pytest.Fi
         _close(found, expected, 1e-2 if fixture == "momentum_artifact" else 1e-4, "output")
 
 
+@pytest.mark.slow
 def test_an_artifact_with_dropout_loads_and_learns(cnn_artifact: Artifact) -> None:
     found = _train(cnn_artifact, 1e-3)
     assert all(0 < loss < 5 for loss in found["losses"])

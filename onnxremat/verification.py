@@ -161,8 +161,7 @@ def torch_error(artifact: Artifact, threads: int = 0, seed: int = 0) -> tuple[fl
 
     Returns:
         The worst relative error, that of the state alone, the tolerance, and the tensor with the worst one; None, None, the tolerance and
-        the
-        reason where it can't be compared.
+        the reason where it can't be compared.
     """
     source = artifact.manifest["source"]
     if source.get("kind") != "torch" or not source.get("spec"):

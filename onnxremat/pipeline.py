@@ -16,15 +16,15 @@ from . import artifact as files
 from .artifact import Artifact, file_digests, save_checkpoint, save_model
 from .costs import analytic_costs, measured_costs
 from .emit import Emitted, emit, is_helper
-from .errors import ArtifactError, BudgetInfeasible, OnnxRematError, VerificationFailed
+from .errors import ArtifactError, VerificationFailed
 from .eval_graph import eval_model, evaluation_form
 from .exporters import ForwardGraph, InputSpec, Loss, build_module, export_torch, load_source
 from .files import whole_folder, write_json
 from .optimizers import Optimizer, optimizer_model
-from .placement import GRANULE, UNLIMITED, ArenaExhausted, Placement, bookkeeping_bytes, capacity_within, compact, place
 from .problem import Costs, scheduling_problem
 from .runtime.session import SESSION_OPTIONS, Options, execution_order
-from .scheduler import Infeasible, Plan, Problem, lower_bound, plan_from_sequence, solve
+from .schedule import OPTIMIZER_BYTES, Scheduled, Search, needed_budget, schedule, schedule_unscheduled
+from .scheduler import Problem
 from .training_graph import TrainingGraph, build_training_graph
 from .units import Budget, format_bytes
 
@@ -33,19 +33,6 @@ Progress = Callable[[str], None]
 #: What the runtime itself takes during the first step beyond arena and arrays: stacks and packing buffers of its threads, lazily bound
 #: code.
 RUNTIME_BYTES = 3 * 2**20
-#: Room that the separate optimizer needs for the slices it works on.
-OPTIMIZER_BYTES = 4 * 2**20
-#: Room in the arena for what the placement does not model: scratch below the resolution of the probe, scalars.
-_ARENA_SLACK_BYTES, _ARENA_SLACK_SHARE = 2**20, 0.0025
-#: Share of the arena that live bytes are planned into at first: a perfect packing is rarely found.
-_LIVE_SHARE = 0.985
-#: Seconds that moving runs for a better placement may take.
-_COMPACT_SECONDS = 10.0
-_REPLANS = 8
-#: Seconds that the proof of a lower bound may take.
-_BOUND_SECONDS = 10.0
-#: Capacities tried for one plan, relative to what it takes in an endless arena: a larger one may place buffers better or worse.
-_CAPACITIES = (0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +68,6 @@ class Request:
     verify: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduled:
-    """A plan that fits, with its place in memory."""
-
-    plan: Plan
-    placement: Placement
-    arena_bytes: int
-    peak_bytes: int
-    peak_unscheduled_bytes: int = 0
-
-
 def compile_source(request: Request, output: Path, progress: Progress = lambda _: None) -> Artifact:
     """Compile a source into an artifact folder, which appears whole or not at all.
 
@@ -123,9 +99,7 @@ def loss_of(source: dict[str, Any]) -> Loss | None:
     return None if source.get("loss") is None else Loss.from_options(source["loss"], source.get("loss_options", {}))
 
 
-def compile_graphs(
-    forward: ForwardGraph, evaluation: ForwardGraph, request: Request, output: Path, progress: Progress = lambda _: None
-) -> Artifact:
+def compile_graphs(forward: ForwardGraph, evaluation: ForwardGraph, request: Request, output: Path, progress: Progress = lambda _: None) -> Artifact:
     """Compile a forward graph and its evaluation form (both consumed); see ``compile_source``."""
     forward_outputs = list(evaluation.outputs)
     progress("deriving the backward graph")
@@ -135,10 +109,12 @@ def compile_graphs(
         costs = node_costs(training, staging / files.UNSCHEDULED, request, progress)
         problem = training_problem(training, costs, request.source)
         unscheduled = schedule_unscheduled(problem)
-        budget = request.budget.resolve(problem.resident_bytes, _needed(problem, unscheduled.arena_bytes))
+        budget = request.budget.resolve(problem.resident_bytes, needed_budget(problem, unscheduled.arena_bytes))
         progress(f"planning {len(problem.ops)} ops into {format_bytes(budget)} ({request.strategy})")
         begin = time.perf_counter()
-        scheduled = replace(schedule(problem, budget, request), peak_unscheduled_bytes=unscheduled.peak_bytes)
+        scheduled = replace(
+            schedule(problem, budget, Search(request.strategy, request.time_limit, request.seed)), peak_unscheduled_bytes=unscheduled.peak_bytes
+        )
         solve_seconds = time.perf_counter() - begin
         emitted = emit(training.model, problem, scheduled.plan, scheduled.placement.pen_bytes)
         save_model(emitted.model, staging / files.TRAINING)
@@ -186,129 +162,6 @@ def training_problem(training: TrainingGraph, costs: Costs, name: str) -> Proble
     resident = training.resident() | {"runtime": RUNTIME_BYTES}
     optimizer_peak = 0 if training.optimizer.in_graph else sum(resident.values()) + OPTIMIZER_BYTES
     return scheduling_problem(training.graph, costs, resident, name, optimizer_peak)
-
-
-def schedule_unscheduled(problem: Problem) -> Scheduled:
-    """The base order in the smallest arena that holds it."""
-    fitting = _fit(problem, plan_from_sequence(problem, range(len(problem.ops)), UNLIMITED), UNLIMITED)
-    assert fitting is not None, "an arena of twice the size holds any schedule"
-    return fitting
-
-
-def _needed(problem: Problem, capacity: int) -> int:
-    """The smallest budget within which an arena of this capacity is a hard limit."""
-    return max(problem.resident_bytes + capacity + bookkeeping_bytes(capacity) + 2 * GRANULE, problem.optimizer_peak_bytes)
-
-
-def _slack(arena_bytes: int) -> int:
-    return _ARENA_SLACK_BYTES + int(_ARENA_SLACK_SHARE * arena_bytes)
-
-
-def _peak_at(problem: Problem, placement: Placement, capacity: int | None = None) -> int:
-    """The step's peak in an arena of this capacity, or of the smallest sensible one."""
-    capacity = placement.arena_bytes + _slack(placement.arena_bytes) if capacity is None else capacity
-    return max(problem.resident_bytes + placement.arena_bytes + bookkeeping_bytes(capacity), problem.optimizer_peak_bytes)
-
-
-def schedule(problem: Problem, budget: int, request: Request) -> Scheduled:
-    """The fastest plan found whose buffers, placed by the runtime's arena, stay within the budget.
-
-    Planning counts live bytes; the arena needs more where it fragments.  So runs are moved until the placement fits, and where that does
-    not
-    suffice, planning is repeated with a tighter limit.
-
-    Raises:
-        BudgetInfeasible: no plan was found.
-    """
-    unscheduled = plan_from_sequence(problem, range(len(problem.ops)), UNLIMITED, request.strategy)
-    if request.strategy in ("auto", "keep_all"):
-        fitting = _fit(problem, unscheduled, budget)
-        if fitting is not None:
-            return fitting
-    floor = problem.resident_bytes
-    room = capacity_within(budget - floor)
-    room -= _slack(room)
-    # The optimizer's phase may be the larger one; it does not depend on the plan.
-    first = limit = max(floor + int(_LIVE_SHARE * room), min(budget, problem.optimizer_peak_bytes))
-    smallest, proven, last = UNLIMITED, 0, False
-    deadline = time.monotonic() + request.time_limit
-    for _ in range(_REPLANS):
-        left = max(1.0, deadline - time.monotonic())
-        plan = _solve(problem, limit, request, left / 3)
-        if isinstance(plan, Infeasible):
-            if limit == first:
-                proven = plan.lower_bound_bytes
-            if plan.minimum_budget_bytes < floor + room:
-                limit, last = plan.minimum_budget_bytes, True  # found on the way to the error; nothing tighter is
-                plan = _solve(problem, limit, request, left / 3)
-            else:
-                smallest = min(smallest, _smallest_peak(problem, plan.minimum_budget_bytes, request))
-        if isinstance(plan, Infeasible):
-            break
-        sequence = compact(problem, plan.sequence, plan.peak_bytes, room, min(left / 4, _COMPACT_SECONDS), request.seed)
-        plan = replace(plan_from_sequence(problem, sequence, max(limit, floor + room), plan.strategy), solve_seconds=plan.solve_seconds)
-        fitting = _fit(problem, plan, budget)
-        if fitting is not None:
-            bound = lower_bound(problem, budget, min(_BOUND_SECONDS, request.time_limit))
-            # What exceeds a plan that runs can only be the solver's rounding.
-            return replace(fitting, plan=replace(fitting.plan, seconds_lower_bound=min(bound, plan.seconds)))
-        arena_bytes = place(problem, plan.sequence, UNLIMITED).arena_bytes
-        smallest = min(smallest, _needed(problem, arena_bytes + _slack(arena_bytes)))
-        if last or time.monotonic() > deadline:
-            break
-        limit = min(limit - max(1, room // 64), floor + (plan.peak_bytes - floor) * room // max(1, arena_bytes))
-    raise _infeasible(problem, budget, max(smallest, budget + 1), proven)
-
-
-def _solve(problem: Problem, limit: int, request: Request, seconds: float) -> Plan | Infeasible:
-    try:
-        return solve(problem, limit, strategy=request.strategy, time_limit=seconds, seed=request.seed, bound_seconds=0)
-    except Infeasible as error:
-        return error
-    except ValueError as error:
-        raise OnnxRematError(str(error)) from error
-
-
-def _fit(problem: Problem, plan: Plan, budget: int) -> Scheduled | None:
-    """The plan in the smallest arena that holds it, or None where that exceeds the budget.
-
-    A larger arena can place buffers worse, so the capacity is part of the simulation; capacity and bookkeeping together stay within the
-    budget,
-    which makes it a hard limit.
-    """
-    largest = capacity_within(budget - problem.resident_bytes)
-    wanted = place(problem, plan.sequence, UNLIMITED).arena_bytes
-    smallest = max(wanted + _slack(wanted), OPTIMIZER_BYTES)
-    for share in _CAPACITIES:
-        capacity = min(int(smallest * (1 + share)), largest)
-        if capacity < smallest:
-            return None
-        try:
-            placement = place(problem, plan.sequence, capacity)
-        except ArenaExhausted:
-            continue
-        peak = _peak_at(problem, placement, capacity)
-        if placement.arena_bytes + _slack(placement.arena_bytes) <= capacity and peak <= budget:
-            return Scheduled(replace(plan, budget_bytes=budget), placement, capacity, peak)
-    return None
-
-
-def _smallest_peak(problem: Problem, limit: int, request: Request) -> int:
-    """The budget that the tightest plan found needs when it is placed."""
-    plan = _solve(problem, limit, request, request.time_limit / 4)
-    if isinstance(plan, Infeasible):
-        return UNLIMITED
-    arena_bytes = place(problem, compact(problem, plan.sequence, plan.peak_bytes, 0, _COMPACT_SECONDS, request.seed), UNLIMITED).arena_bytes
-    return _needed(problem, arena_bytes + 2 * _slack(arena_bytes))
-
-
-def _infeasible(problem: Problem, budget: int, minimum: int, floor: int) -> BudgetInfeasible:
-    proof = f"; no plan can take less than {format_bytes(floor)}" if floor > budget else ""
-    return BudgetInfeasible(
-        f"a step of {problem.name} was not brought below {format_bytes(minimum)}, and the budget is {format_bytes(budget)}{proof}: "
-        f"raise --budget to {minimum}B, or make the batch smaller",
-        minimum,
-    )
 
 
 def check_order(path: Path, emitted: Emitted) -> None:
@@ -402,7 +255,7 @@ def _version(name: str) -> str | None:
 
 
 def _verify_into(folder: Path, manifest: dict[str, Any], request: Request) -> None:
-    from .verify import verify_artifact
+    from .verification import verify_artifact
 
     result = verify_artifact(Artifact.load(folder), threads=request.threads, measure=True)
     if not result.passed:

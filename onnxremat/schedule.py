@@ -1,0 +1,173 @@
+"""Problem and budget -> a plan that fits when the runtime's arena has placed it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from .errors import BudgetInfeasible, OnnxRematError
+from .placement import GRANULE, UNLIMITED, ArenaExhausted, Placement, bookkeeping_bytes, capacity_within, compact, place
+from .scheduler import Infeasible, Plan, Problem, lower_bound, plan_from_sequence, solve
+from .units import format_bytes
+
+#: Room that the separate optimizer needs for the slices it works on.
+OPTIMIZER_BYTES = 4 * 2**20
+#: Room in the arena for what the placement does not model: scratch below the resolution of the probe, scalars.
+_ARENA_SLACK_BYTES, _ARENA_SLACK_SHARE = 2**20, 0.0025
+#: Share of the arena that live bytes are planned into at first: a perfect packing is rarely found.
+_LIVE_SHARE = 0.985
+#: Seconds that moving runs for a better placement may take.
+_COMPACT_SECONDS = 10.0
+_REPLANS = 8
+#: Seconds that the proof of a lower bound may take.
+_BOUND_SECONDS = 10.0
+#: Capacities tried for one plan, relative to what it takes in an endless arena: a larger one may place buffers better or worse.
+_CAPACITIES = (0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How to plan.
+
+    Attributes:
+        strategy: scheduling strategy.
+        time_limit: seconds that planning may take.
+        seed: source of chance.
+    """
+
+    strategy: str = "auto"
+    time_limit: float = 60.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A plan that fits, with its place in memory."""
+
+    plan: Plan
+    placement: Placement
+    arena_bytes: int
+    peak_bytes: int
+    peak_unscheduled_bytes: int = 0
+
+
+def schedule_unscheduled(problem: Problem) -> Scheduled:
+    """The base order in the smallest arena that holds it."""
+    fitting = _fit(problem, plan_from_sequence(problem, range(len(problem.ops)), UNLIMITED), UNLIMITED)
+    assert fitting is not None, "an arena of twice the size holds any schedule"
+    return fitting
+
+
+def needed_budget(problem: Problem, capacity: int) -> int:
+    """The smallest budget within which an arena of this capacity, or of the smallest one that is made, is a hard limit."""
+    capacity = max(capacity, OPTIMIZER_BYTES)
+    return max(problem.resident_bytes + capacity + bookkeeping_bytes(capacity) + 2 * GRANULE, problem.optimizer_peak_bytes)
+
+
+def _slack(arena_bytes: int) -> int:
+    return _ARENA_SLACK_BYTES + int(_ARENA_SLACK_SHARE * arena_bytes)
+
+
+def _peak_at(problem: Problem, placement: Placement, capacity: int | None = None) -> int:
+    """The step's peak in an arena of this capacity, or of the smallest sensible one."""
+    capacity = placement.arena_bytes + _slack(placement.arena_bytes) if capacity is None else capacity
+    return max(problem.resident_bytes + placement.arena_bytes + bookkeeping_bytes(capacity), problem.optimizer_peak_bytes)
+
+
+def schedule(problem: Problem, budget: int, search: Search) -> Scheduled:
+    """The fastest plan found whose buffers, placed by the runtime's arena, stay within the budget.
+
+    Planning counts live bytes; the arena needs more where it fragments.  So runs are moved until the placement fits, and where that does
+    not suffice, planning is repeated with a tighter limit.
+
+    Raises:
+        BudgetInfeasible: no plan was found.
+    """
+    unscheduled = plan_from_sequence(problem, range(len(problem.ops)), UNLIMITED, search.strategy)
+    if search.strategy in ("auto", "keep_all"):
+        fitting = _fit(problem, unscheduled, budget)
+        if fitting is not None:
+            return fitting
+    floor = problem.resident_bytes
+    room = capacity_within(budget - floor)
+    room -= _slack(room)
+    # The optimizer's phase may be the larger one; it does not depend on the plan.
+    first = limit = max(floor + int(_LIVE_SHARE * room), min(budget, problem.optimizer_peak_bytes))
+    smallest, proven, last = UNLIMITED, 0, False
+    deadline = time.monotonic() + search.time_limit
+    for _ in range(_REPLANS):
+        left = max(1.0, deadline - time.monotonic())
+        plan = _solve(problem, limit, search, left / 3)
+        if isinstance(plan, Infeasible):
+            if limit == first:
+                proven = plan.lower_bound_bytes
+            if plan.minimum_budget_bytes < floor + room:
+                limit, last = plan.minimum_budget_bytes, True  # found on the way to the error; nothing tighter is
+                plan = _solve(problem, limit, search, left / 3)
+            else:
+                smallest = min(smallest, _smallest_peak(problem, plan.minimum_budget_bytes, search))
+        if isinstance(plan, Infeasible):
+            break
+        sequence = compact(problem, plan.sequence, plan.peak_bytes, room, min(left / 4, _COMPACT_SECONDS), search.seed)
+        plan = replace(plan_from_sequence(problem, sequence, max(limit, floor + room), plan.strategy), solve_seconds=plan.solve_seconds)
+        fitting = _fit(problem, plan, budget)
+        if fitting is not None:
+            bound = lower_bound(problem, budget, min(_BOUND_SECONDS, search.time_limit))
+            # What exceeds a plan that runs can only be the solver's rounding.
+            return replace(fitting, plan=replace(fitting.plan, seconds_lower_bound=min(bound, plan.seconds)))
+        arena_bytes = place(problem, plan.sequence, UNLIMITED).arena_bytes
+        smallest = min(smallest, needed_budget(problem, arena_bytes + _slack(arena_bytes)))
+        if last or time.monotonic() > deadline:
+            break
+        limit = min(limit - max(1, room // 64), floor + (plan.peak_bytes - floor) * room // max(1, arena_bytes))
+    raise _infeasible(problem, budget, max(smallest, budget + 1), proven)
+
+
+def _solve(problem: Problem, limit: int, search: Search, seconds: float) -> Plan | Infeasible:
+    try:
+        return solve(problem, limit, strategy=search.strategy, time_limit=seconds, seed=search.seed, bound_seconds=0)
+    except Infeasible as error:
+        return error
+    except ValueError as error:
+        raise OnnxRematError(str(error)) from error
+
+
+def _fit(problem: Problem, plan: Plan, budget: int) -> Scheduled | None:
+    """The plan in the smallest arena that holds it, or None where that exceeds the budget.
+
+    A larger arena can place buffers worse, so the capacity is part of the simulation; capacity and bookkeeping together stay within the
+    budget, which makes it a hard limit.
+    """
+    largest = capacity_within(budget - problem.resident_bytes)
+    wanted = place(problem, plan.sequence, UNLIMITED).arena_bytes
+    smallest = max(wanted + _slack(wanted), OPTIMIZER_BYTES)
+    for share in _CAPACITIES:
+        capacity = min(int(smallest * (1 + share)), largest)
+        if capacity < smallest:
+            return None
+        try:
+            placement = place(problem, plan.sequence, capacity)
+        except ArenaExhausted:
+            continue
+        peak = _peak_at(problem, placement, capacity)
+        if placement.arena_bytes + _slack(placement.arena_bytes) <= capacity and peak <= budget:
+            return Scheduled(replace(plan, budget_bytes=budget), placement, capacity, peak)
+    return None
+
+
+def _smallest_peak(problem: Problem, limit: int, search: Search) -> int:
+    """The budget that the tightest plan found needs when it is placed."""
+    plan = _solve(problem, limit, search, search.time_limit / 4)
+    if isinstance(plan, Infeasible):
+        return UNLIMITED
+    arena_bytes = place(problem, compact(problem, plan.sequence, plan.peak_bytes, 0, _COMPACT_SECONDS, search.seed), UNLIMITED).arena_bytes
+    return needed_budget(problem, arena_bytes + 2 * _slack(arena_bytes))
+
+
+def _infeasible(problem: Problem, budget: int, minimum: int, floor: int) -> BudgetInfeasible:
+    proof = f"; no plan can take less than {format_bytes(floor)}" if floor > budget else ""
+    return BudgetInfeasible(
+        f"a step of {problem.name} was not brought below {format_bytes(minimum)}, and the budget is {format_bytes(budget)}{proof}: "
+        f"raise --budget to {minimum}B, or make the batch smaller",
+        minimum,
+    )
