@@ -40,18 +40,14 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="NAME=SHAPE[:DTYPE[:HIGH]]",
         help="a batch input, such as x=8x3x224x224 or ids=2x128:int64:30522; repeatable",
     )
-    model.add_argument(
-        "--label", action="append", default=[], metavar="NAME=SHAPE[:DTYPE[:HIGH]]", help="a label; left out, as the loss needs it"
-    )
+    model.add_argument("--label", action="append", default=[], metavar="NAME=SHAPE[:DTYPE[:HIGH]]", help="a label; left out, as the loss needs it")
     model.add_argument(
         "--loss", metavar="NAME[:OPTION=VALUE,...]", help="cross_entropy, mse, l1, bce_with_logits; left out, the model's own scalar output"
     )
     model.add_argument("--seed", type=int, default=0, help="of the factory's weights and of planning (default 0)")
 
     planning = _Parser(add_help=False)
-    planning.add_argument(
-        "--budget", metavar="SIZE|PERCENT", help="512MiB, or 60%% of the unscheduled step's peak (everything the step holds)"
-    )
+    planning.add_argument("--budget", metavar="SIZE|PERCENT", help="512MiB, or 60%% of the unscheduled step's peak (everything the step holds)")
     planning.add_argument("--strategy", default="auto", help="auto, keep_all, chen_sqrt, chen_greedy or checkmate_ilp (default auto)")
     planning.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS", help="that planning may take (default 60)")
 
@@ -61,13 +57,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     compile_ = commands.add_parser("compile", parents=[common, model, planning], help="compile a model into a training artifact")
     compile_.add_argument("-o", "--output", required=True, metavar="DIR", type=Path)
-    compile_.add_argument(
-        "--activation-budget", metavar="PERCENT", help="instead of --budget: all that is resident plus this share of the rest"
-    )
+    compile_.add_argument("--activation-budget", metavar="PERCENT", help="instead of --budget: all that is resident plus this share of the rest")
     compile_.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
-    compile_.add_argument(
-        "--lr", type=float, default=None, metavar="RATE", help="initial learning rate (default 0.001 for adamw, 0.01 for sgd)"
-    )
+    compile_.add_argument("--lr", type=float, default=None, metavar="RATE", help="initial learning rate (default 0.001 for adamw, 0.01 for sgd)")
     compile_.add_argument("--momentum", type=float, default=0.0, help="of sgd (default 0)")
     compile_.add_argument("--weight-decay", type=float, default=0.0, help="default 0")
     compile_.add_argument("--threads", type=int, default=0, help="intra-op threads of the training; 0 is ONNX Runtime's default")
@@ -83,9 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", parents=[common], help="train for some steps; loss, time and measured peak of the same run")
     run.add_argument("artifact", metavar="DIR", type=Path)
     run.add_argument("--steps", type=int, default=10, help="default 10")
-    run.add_argument(
-        "--data", metavar="FILE.npz", type=Path, help="an array for each input and label, samples first; left out, random data"
-    )
+    run.add_argument("--data", metavar="FILE.npz", type=Path, help="an array for each input and label, samples first; left out, random data")
     run.add_argument(
         "--partial",
         choices=("drop", "wrap"),
@@ -94,13 +84,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--lr", type=float, default=None, metavar="RATE", help="learning rate (default: the artifact's)")
     run.add_argument("--threads", type=int, default=None, help="intra-op threads (default: the artifact's)")
+    run.add_argument("--seed", type=int, default=None, help="of dropout masks and random data (default: masks differ from run to run)")
     run.add_argument("--save", metavar="DIR", type=Path, help="write the trained state here")
     run.add_argument("--uncapped", action="store_true", help="do not hold the step within the plan's memory")
     run.set_defaults(run=_run)
 
-    verify = commands.add_parser(
-        "verify", parents=[common], help="compare an artifact with its unscheduled step, bit for bit, and with torch"
-    )
+    verify = commands.add_parser("verify", parents=[common], help="compare an artifact with its unscheduled step, bit for bit, and with torch")
     verify.add_argument("artifact", metavar="DIR", type=Path)
     verify.add_argument("--steps", type=int, default=3, help="default 3")
     verify.add_argument("--seed", type=int, default=0, help="of batches and dropout masks (default 0)")
@@ -108,9 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     plan = commands.add_parser("plan", parents=[common, planning], help="schedule a problem file or any ONNX training graph")
     plan.add_argument("file", metavar="FILE", type=Path, help="a problem (.json), a training graph (.onnx), or an artifact folder")
-    plan.add_argument(
-        "--input", action="append", default=[], metavar="NAME=SHAPE[:DTYPE]", help="pins the dynamic dimensions of a graph's input"
-    )
+    plan.add_argument("--input", action="append", default=[], metavar="NAME=SHAPE[:DTYPE]", help="pins the dynamic dimensions of a graph's input")
     plan.add_argument("--seed", type=int, default=0)
     plan.add_argument("-o", "--output", metavar="FILE.json", type=Path, help="write the plan here")
     plan.add_argument("--save-sequence", metavar="FILE.json", type=Path, help="write the list of op indices in the order they run")
@@ -296,14 +283,16 @@ def _verdict(checked: dict[str, Any]) -> str:
 def _run(options: argparse.Namespace) -> int:
     from .artifact import Artifact
     from .runtime.run import file_batches, run_artifact
-    from .runtime.trainer import Trainer
+    from .runtime.trainer import Trainer, random_batches
 
     if options.steps < 1:
         raise UsageError(f"--steps must be at least 1, not {options.steps}")
     artifact = Artifact.load(options.artifact)
     threads = int(artifact.manifest["threads"]) if options.threads is None else options.threads
-    batches = file_batches(options.data, [*artifact.inputs, *artifact.labels], options.partial) if options.data else None
-    trainer = Trainer(artifact, threads=threads, capped=not options.uncapped)
+    batches = file_batches(options.data, [*artifact.inputs, *artifact.labels], options.partial, options.seed or 0) if options.data else None
+    if batches is None and options.seed is not None:
+        batches = random_batches([*artifact.inputs, *artifact.labels], options.seed)
+    trainer = Trainer(artifact, threads=threads, capped=not options.uncapped, seed=options.seed)
     if options.lr is not None:
         trainer.learning_rate = options.lr
     say = _progress(options)

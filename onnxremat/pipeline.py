@@ -91,7 +91,7 @@ def compile_module(module: Any, request: Request, output: Path, progress: Progre
     progress(f"exporting {request.source}")
     forward = export_torch(module, request.inputs, request.labels, request.loss, request.seed, request.source)
     evaluation = export_torch(copy.deepcopy(module).eval(), forward.inputs, forward.labels, request.loss, request.seed, request.source)
-    return compile_graphs(forward, evaluation, request, output, progress)
+    return compile_graphs(forward, evaluation, request, output, progress, module)
 
 
 def loss_of(source: dict[str, Any]) -> Loss | None:
@@ -99,8 +99,15 @@ def loss_of(source: dict[str, Any]) -> Loss | None:
     return None if source.get("loss") is None else Loss.from_options(source["loss"], source.get("loss_options", {}))
 
 
-def compile_graphs(forward: ForwardGraph, evaluation: ForwardGraph, request: Request, output: Path, progress: Progress = lambda _: None) -> Artifact:
-    """Compile a forward graph and its evaluation form (both consumed); see ``compile_source``."""
+def compile_graphs(
+    forward: ForwardGraph,
+    evaluation: ForwardGraph,
+    request: Request,
+    output: Path,
+    progress: Progress = lambda _: None,
+    module: Any = None,
+) -> Artifact:
+    """Compile a forward graph and its evaluation form (both consumed); ``module`` is compared with where it is given."""
     forward_outputs = list(evaluation.outputs)
     progress("deriving the backward graph")
     training = build_training_graph(forward, request.optimizer)
@@ -135,7 +142,7 @@ def compile_graphs(forward: ForwardGraph, evaluation: ForwardGraph, request: Req
         write_json(staging / files.MANIFEST, manifest)
         if request.verify:
             progress("verifying")
-            _verify_into(staging, manifest, request)
+            _verify_into(staging, manifest, request, module)
         from .report import write_report
 
         write_report(Artifact.load(staging), staging / files.REPORT)
@@ -254,10 +261,10 @@ def _version(name: str) -> str | None:
         return __version__ if name == "onnxremat" else None
 
 
-def _verify_into(folder: Path, manifest: dict[str, Any], request: Request) -> None:
+def _verify_into(folder: Path, manifest: dict[str, Any], request: Request, module: Any) -> None:
     from .verification import verify_artifact
 
-    result = verify_artifact(Artifact.load(folder), threads=request.threads, measure=True)
+    result = verify_artifact(Artifact.load(folder), threads=request.threads, measure=True, module=module)
     if not result.passed:
         raise VerificationFailed(
             f"the compiled step does not reproduce its reference: {result.reason}; nothing was written (--no-verify keeps the artifact)"

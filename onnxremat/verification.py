@@ -61,7 +61,7 @@ class Verification:
     reason: str = ""
 
 
-def verify_artifact(artifact: Artifact, steps: int = 3, threads: int = 0, seed: int = 0, measure: bool = True) -> Verification:
+def verify_artifact(artifact: Artifact, steps: int = 3, threads: int = 0, seed: int = 0, measure: bool = True, module: Any = None) -> Verification:
     """Check an artifact.
 
     Args:
@@ -70,13 +70,14 @@ def verify_artifact(artifact: Artifact, steps: int = 3, threads: int = 0, seed: 
         threads: intra-op threads.
         seed: of the batches and dropout masks.
         measure: also run it capped in a process of its own and compare its peak with the budget.
+        module: the torch module that was compiled; built from the artifact's source where it is not given.
     """
     reasons: list[str] = []
     different = compare_schedules(artifact, steps, threads, seed)
     if different:
         reasons.append(f"'{different[0]}' differs from the unscheduled step ({len(different)} tensors do)")
     state = set(artifact.manifest["roles"]["state"])
-    error, state_error, tolerance, why = torch_error(artifact, threads, seed)
+    error, state_error, tolerance, why = torch_error(artifact, threads, seed, module)
     if error is None:
         reasons.append(f"not compared with torch: {why}")
     elif error > tolerance:
@@ -84,9 +85,7 @@ def verify_artifact(artifact: Artifact, steps: int = 3, threads: int = 0, seed: 
     peak = within = None
     if measure:
         budget = int(artifact.manifest["memory"]["budget_bytes"])
-        peak = worker.call("onnxremat.runtime.run:measure_job", artifact=str(artifact.path), steps=2, threads=threads)[
-            "peak_measured_bytes"
-        ]
+        peak = worker.call("onnxremat.runtime.run:measure_job", artifact=str(artifact.path), steps=2, threads=threads)["peak_measured_bytes"]
         within = peak <= budget
         if not within:
             reasons.append(f"the process reached {peak} bytes, the budget is {budget}")
@@ -156,7 +155,7 @@ def compare_schedules(artifact: Artifact, steps: int, threads: int = 0, seed: in
     return []
 
 
-def torch_error(artifact: Artifact, threads: int = 0, seed: int = 0) -> tuple[float | None, float | None, float, str]:
+def torch_error(artifact: Artifact, threads: int = 0, seed: int = 0, module: Any = None) -> tuple[float | None, float | None, float, str]:
     """The unscheduled step against torch's autograd, with the very dropout masks that ONNX Runtime drew.
 
     Returns:
@@ -164,10 +163,10 @@ def torch_error(artifact: Artifact, threads: int = 0, seed: int = 0) -> tuple[fl
         the reason where it can't be compared.
     """
     source = artifact.manifest["source"]
-    if source.get("kind") != "torch" or not source.get("spec"):
+    if module is None and (source.get("kind") != "torch" or ":" not in source.get("spec", "")):
         return None, None, TORCH_TOLERANCE, "the source is not an importable torch factory"
     try:
-        module = build_module(source["spec"], int(source["seed"]))
+        module = build_module(source["spec"], int(source["seed"])) if module is None else module
         return compare_with_torch(artifact, module, threads, seed)
     except (ExportError, _Random) as error:
         return None, None, TORCH_TOLERANCE, str(error)

@@ -18,7 +18,7 @@ from ..exporters import InputSpec
 from ..files import whole_folder
 from ..ops import MS
 from . import arena
-from .session import BoundSession, Options, make_session
+from .session import BoundSession, Options, make_session, with_dropout_seeds
 
 Array = npt.NDArray[Any]
 
@@ -37,6 +37,7 @@ class Trainer:
         threads: intra-op threads; 0 leaves it to the runtime.
         capped: hold the step within the plan's memory by a registered arena (one size per process); off, the session has its own.
         scheduled: run the scheduled step; off, the unscheduled one (the reference).
+        seed: of the dropout masks, which are then the same in every session; without one they differ from process to process.
 
     Attributes:
         learning_rate: used by the next update; set it as a schedule demands.
@@ -48,7 +49,9 @@ class Trainer:
         ArtifactError: the artifact is damaged, or the runtime reorders it or drops recomputes.
     """
 
-    def __init__(self, artifact: Artifact | str | Path, threads: int = 0, capped: bool = True, scheduled: bool = True) -> None:
+    def __init__(
+        self, artifact: Artifact | str | Path, threads: int = 0, capped: bool = True, scheduled: bool = True, seed: int | None = None
+    ) -> None:
         self.artifact = artifact if isinstance(artifact, Artifact) else Artifact.load(artifact)
         manifest = self.artifact.manifest
         if capped:
@@ -69,7 +72,8 @@ class Trainer:
         self._batch = {name: np.zeros(spec.shape, spec.dtype) for name, spec in self._specs.items()}
         self._rate = np.zeros(1, np.float32)
         self._reset = np.ones(1, np.bool_)
-        session = make_session(self.artifact.file(TRAINING if scheduled else UNSCHEDULED), self._options)
+        model = self.artifact.file(TRAINING if scheduled else UNSCHEDULED)
+        session = make_session(model if seed is None else with_dropout_seeds(model, seed), self._options)
         self._step = BoundSession(session)
         self._step.bind({name: array for name, array in self._arrays().items() if name in self._step.inputs})
         self._update = None if in_graph else _Update(self.artifact.file(OPTIMIZER), self._options)

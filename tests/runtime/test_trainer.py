@@ -15,6 +15,7 @@ from onnxremat import Artifact, OnnxRematError, Optimizer, Trainer
 from onnxremat.errors import ArtifactError, UsageError
 from onnxremat.exporters import InputSpec, build_module
 from onnxremat.runtime.run import file_batches
+from onnxremat.runtime.trainer import random_batches
 from tests.factories import batch_of
 
 
@@ -254,3 +255,9 @@ def test_one_arena_size_a_process(cnn_artifact: Artifact, monkeypatch: pytest.Mo
     assert arena.registered() == 12345
     with pytest.raises(OnnxRematError, match="start a new process"):
         Trainer(cnn_artifact)
+
+
+def test_a_seed_draws_the_same_masks_again(cnn_artifact: Artifact) -> None:
+    batch = next(random_batches([*cnn_artifact.inputs, *cnn_artifact.labels], 0))
+    first, again, other = (Trainer(cnn_artifact, capped=False, seed=seed).train_step(batch) for seed in (5, 5, 6))
+    assert first == again != other
