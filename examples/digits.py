@@ -8,6 +8,8 @@ with the predicted one and the gradients with torch's.
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,8 +17,6 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import onnxremat
-from onnxremat.runtime.run import file_batches, run_artifact
-from onnxremat.runtime.trainer import Trainer
 from onnxremat.units import format_bytes
 
 OUT = Path("demo_out")
@@ -49,15 +49,13 @@ def main() -> int:
     )
     memory, checked = artifact.manifest["memory"], artifact.manifest["verification"]
 
-    trainer = Trainer(artifact)
-    batches = file_batches(OUT / "train.npz", [*artifact.inputs, *artifact.labels])
-    result = run_artifact(
-        artifact,
-        STEPS,
-        batches,
-        trainer=trainer,
-        on_step=lambda n, loss, s: print(f"  step {n + 1:2d}  loss {loss:.4f}  {s:.2f} s", flush=True),
-    )
+    # Training is a process of its own, without PyTorch: this one holds what compiling left behind.
+    command = [sys.executable, "-m", "onnxremat", "run", str(artifact.path), "--steps", str(STEPS), "--data", str(OUT / "train.npz")]
+    finished = subprocess.run([*command, "--save", str(OUT / "trained"), "--json"], stdout=subprocess.PIPE, text=True, check=True)
+    result = json.loads(finished.stdout)
+
+    trainer = onnxremat.Trainer(artifact, capped=False)
+    trainer.restore(OUT / "trained")
     held_out = np.load(OUT / "test.npz")
     right = 0
     for start in range(0, HELD_OUT, BATCH):
@@ -65,8 +63,8 @@ def main() -> int:
         _, outputs = trainer.evaluate(batch)
         right += int((next(iter(outputs.values())).argmax(1) == batch["labels"]).sum())
 
-    first, last = np.mean(result.losses[:5]), np.mean(result.losses[-5:])
-    measured, predicted, budget = result.peak_measured_bytes, memory["peak_predicted_bytes"], memory["budget_bytes"]
+    first, last = np.mean(result["losses"][:5]), np.mean(result["losses"][-5:])
+    measured, predicted, budget = result["peak_measured_bytes"], memory["peak_predicted_bytes"], memory["budget_bytes"]
     seconds = artifact.manifest["time"]
     print(f"loss              {first:.3f} -> {last:.3f} (means of the first and last five steps)")
     print(f"held-out accuracy {right / HELD_OUT:.1%} after {STEPS} steps")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx_ir as ir
 
 from .exporters import ForwardGraph
@@ -21,10 +23,13 @@ def evaluation_form(forward: ForwardGraph) -> ForwardGraph:
     by_name = {v.name: v for v in graph.outputs}
     state_outputs = {by_name[name] for name in forward.state.values()}
     graph.outputs[:] = [v for v in graph.outputs if v not in state_outputs]
+    remove_dead(graph, list(graph.outputs), keep_initializers=True)
     for node in list(graph):
         if node.op_type == "BatchNormalization" and "training_mode" in node.attributes:
             del node.attributes["training_mode"]
             node.resize_outputs(1)
+            for index in (3, 4):
+                node.replace_input_with(index, _state_behind(node.inputs[index], forward.state))
         elif node.op_type == "Dropout":
             source = node.inputs[0]
             assert source is not None
@@ -45,6 +50,14 @@ def evaluation_form(forward: ForwardGraph) -> ForwardGraph:
         loss=forward.loss,
         source=forward.source,
     )
+
+
+def _state_behind(value: ir.Value | None, state: Mapping[str, str]) -> ir.Value | None:
+    """The running statistic that a batch normalization is fed, scaled as it may be for training (torch keeps the unbiased variance)."""
+    producer = value.producer() if value is not None else None
+    if producer is not None and producer.op_type == "Mul":
+        return next((v for v in producer.inputs if v is not None and v.name in state), value)
+    return value
 
 
 def eval_model(evaluation: ForwardGraph, training: TrainingGraph) -> ir.Model:

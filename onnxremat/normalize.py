@@ -32,15 +32,15 @@ def normalize(graph: ir.Graph) -> None:
     remove_dead(graph, list(graph.outputs))
 
 
-def remove_dead(graph: ir.Graph, keep: list[ir.Value]) -> None:
-    """Remove nodes and initializers that nothing in ``keep`` depends on."""
+def remove_dead(graph: ir.Graph, keep: list[ir.Value], keep_initializers: bool = False) -> None:
+    """Remove nodes, and initializers unless told otherwise, that nothing in ``keep`` depends on."""
     needed = {id(v) for v in keep}
     for node in reversed(list(graph)):
         if any(id(v) in needed for v in node.outputs):
             needed |= {id(v) for v in node.inputs if v is not None}
         else:
             graph.remove(node, safe=True)
-    for name, value in list(graph.initializers.items()):
+    for name, value in [] if keep_initializers else list(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output():
             del graph.initializers[name]
 

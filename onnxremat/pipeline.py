@@ -78,11 +78,13 @@ def compile_source(request: Request, output: Path, progress: Progress = lambda _
     """
     progress(f"exporting {request.source}")
     forward = load_source(request.source, request.inputs, request.labels, request.loss, request.seed)
-    if forward.source["kind"] == "torch":
+    if request.source.endswith(".onnx"):
+        # The file is what is compiled, whatever module it was once exported from.
+        forward.source |= {"kind": "onnx", "spec": "", "path": request.source}
+        evaluation = evaluation_form(forward)
+    else:
         module = build_module(request.source, request.seed).eval()
         evaluation = export_torch(module, forward.inputs, forward.labels, loss_of(forward.source), request.seed, request.source)
-    else:
-        evaluation = evaluation_form(forward)
     return compile_graphs(forward, evaluation, request, output, progress)
 
 

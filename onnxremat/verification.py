@@ -26,6 +26,9 @@ _TRIES = 3
 #: Beyond TORCH_TOLERANCE, an error may be this many times what torch itself changes by when its weights are perturbed by rounding.
 _NOISE_FACTOR = 5.0
 _ROUNDING = 2.0**-22
+#: A gradient below this share of the root mean square of all is rounding left over from cancellation (a bias before a batch normalization
+#: has a gradient of exactly zero): its error is taken relative to this share instead.
+_NEGLIGIBLE = 1e-2
 _RANDOM_FUNCTIONS = (
     *("rand", "rand_like", "randn", "randn_like", "bernoulli", "bernoulli_", "multinomial"),
     *("rrelu", "alpha_dropout", "feature_alpha_dropout"),
@@ -229,7 +232,7 @@ class _Comparison:
     def _compare(self, found: Mapping[str, Array], expected: Mapping[str, Array]) -> dict[str, float]:
         gradients = [g for n, g in expected.items() if n in self.roles["trainable"]]
         scale = float(np.sqrt(np.mean([np.mean(np.square(g, dtype=np.float64)) for g in gradients]))) if gradients else 0.0
-        return {n: _relative(found[n], e, 1e-3 * scale if n in self.roles["trainable"] else 0.0) for n, e in expected.items()}
+        return {n: _relative(found[n], e, _NEGLIGIBLE * scale if n in self.roles["trainable"] else 0.0) for n, e in expected.items()}
 
     def _torch(self, perturbation: float) -> dict[str, Array]:
         """Loss, gradients and new state by torch, its parameters multiplied by 1 + perturbation * noise."""
