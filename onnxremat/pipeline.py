@@ -15,6 +15,7 @@ import onnx
 from . import artifact as files
 from .artifact import Artifact, file_digests, save_checkpoint, save_model
 from .costs import analytic_costs, measured_costs
+from .costs.workspace import heap_bytes
 from .emit import Emitted, emit, is_helper
 from .errors import ArtifactError, VerificationFailed
 from .eval_graph import eval_model, evaluation_form
@@ -168,7 +169,7 @@ def node_costs(training: TrainingGraph, model_path: Path, request: Request, prog
 
 def training_problem(training: TrainingGraph, costs: Costs, name: str) -> Problem:
     """The scheduling problem of a training graph, optimizer phase included."""
-    resident = training.resident() | {"runtime": RUNTIME_BYTES}
+    resident = training.resident() | {"runtime": RUNTIME_BYTES + heap_bytes(training.graph)}
     optimizer_peak = 0 if training.optimizer.in_graph else sum(resident.values()) + OPTIMIZER_BYTES
     return scheduling_problem(training.graph, costs, resident, name, optimizer_peak)
 
@@ -222,7 +223,7 @@ def _manifest(
             "budget_bytes": plan.budget_bytes,
             "resident": dict(problem.resident),
             "resident_bytes": problem.resident_bytes,
-            "runtime_bytes": RUNTIME_BYTES,
+            "runtime_bytes": problem.resident["runtime"],
             "arena_bytes": scheduled.arena_bytes,
             "peak_predicted_bytes": scheduled.peak_bytes,
             "peak_live_bytes": plan.peak_bytes,

@@ -56,9 +56,19 @@ _FORMULAS: dict[str, Callable[[ir.Node, int], int]] = {
     "Conv": _conv,
     "ConvGrad": _conv_grad,
     "ConvTranspose": _conv_transpose,
+    # Its scratch is not in the arena: see heap_bytes.
+    "ScatterElements": lambda node, threads: 0,
     # The two branches are made separately, then merged.
     "Where": lambda node, threads: 2 * nbytes(node.outputs[0]),
 }
+
+
+def heap_bytes(graph: ir.Graph) -> int:
+    """The most scratch bytes that a kernel takes from the heap instead of the arena.
+
+    ScatterElements copies its indices into a vector.  What the heap gave once it keeps, so this counts during the whole step.
+    """
+    return max((8 * int(np.prod(_shape(n.inputs[1]), dtype=np.int64)) for n in graph if n.op_type == "ScatterElements"), default=0)
 
 
 def known_workspace(node: ir.Node, threads: int = 0) -> int | None:
