@@ -28,7 +28,7 @@ from onnxremat.placement import (
     rounded,
 )
 from onnxremat.runtime import worker
-from onnxremat.scheduler import Op, Problem, Tensor, evaluate
+from onnxremat.scheduler import Op, PlanError, Problem, Tensor, evaluate
 
 from .scheduler.graphs import random_problem
 
@@ -123,7 +123,7 @@ def _scaled(seed: int, ops: int) -> tuple[Problem, list[int]]:
             sequence.append(chance.choice(again))
             try:
                 evaluate(problem, [*sequence, *range(op, len(problem.ops))])
-            except Exception:
+            except PlanError:
                 sequence.pop()
         sequence.append(op)
     evaluate(problem, sequence)
