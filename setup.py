@@ -6,7 +6,7 @@ a ``scheduler.py`` or a ``models/`` beside its scripts.  In a source checkout th
 
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 
 HERE = Path(__file__).parent
 FOLDERS = ("exporters", "scheduler", "models")
@@ -30,6 +30,10 @@ setup(
     python_requires=">=3.11",
     packages=packages,
     package_dir=package_dir,
+    # Libraries without a line of Python in them, loaded by ctypes. Without a compiler the package installs too, and plans more slowly.
+    ext_modules=[
+        Extension("onnxremat.placement._arena", ["onnxremat/placement/_arena.c"], optional=True),
+    ],
     package_data={
         "onnxremat": ["py.typed", "templates/*.html"],
         "onnxremat.models": ["*.yaml"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from onnxremat.placement import (
     place,
     rounded,
 )
+from onnxremat.placement.compaction import compiled, native_moves, twin_moves
 from onnxremat.runtime import worker
 from onnxremat.scheduler import Op, PlanError, Problem, Tensor, evaluate
 
@@ -173,12 +175,38 @@ def test_place_equals_brute_force(seed: int) -> None:
 def test_compact_keeps_the_runs_and_the_promises(seed: int) -> None:
     problem, sequence = _scaled(100 + seed, 12)
     limit = evaluate(problem, sequence).peak_bytes
-    moved = compact(problem, sequence, limit, 0, 20, seed=3)
+    moved = compact(problem, sequence, limit, 0, 60, seed=3, moves=1000)
     assert sorted(moved) == sorted(sequence)
     assert evaluate(problem, moved).peak_bytes <= limit
     assert place(problem, moved, UNLIMITED).arena_bytes <= place(problem, sequence, UNLIMITED).arena_bytes
-    assert moved == compact(problem, sequence, limit, 0, 20, seed=3), "the same seed gives the same sequence"
-    assert compact(problem, sequence, limit, UNLIMITED, 20) == sequence, "nothing moves where it fits"
+    assert moved == compact(problem, sequence, limit, 0, 60, seed=3, moves=1000), "the same seed gives the same sequence"
+    assert compact(problem, sequence, limit, UNLIMITED, 60) == sequence, "nothing moves where it fits"
+
+
+def test_the_inner_loop_is_compiled_where_a_compiler_is() -> None:
+    assert compiled() is not None or shutil.which("cc") is None
+
+
+@pytest.mark.skipif(compiled() is None, reason="no compiled inner loop")
+@pytest.mark.parametrize("slack", [0, 20])
+@pytest.mark.parametrize("seed", range(12))
+def test_the_compiled_loop_makes_the_moves_of_its_twin(seed: int, slack: int) -> None:
+    problem, sequence = _scaled(seed, 14)
+    limit = evaluate(problem, sequence).peak_bytes * (100 + slack) // 100
+    library = compiled()
+    assert library is not None
+    found = native_moves(library, problem, limit, 0)(sequence, 400, seed)
+    assert found == twin_moves(problem, limit, 0)(sequence, 400, seed)
+    assert found[1] == place(problem, found[0], UNLIMITED).arena_bytes
+    assert found[0] != sequence, "no move was accepted"
+
+
+def test_without_a_compiled_loop_the_result_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, sequence = _scaled(5, 12)
+    limit = evaluate(problem, sequence).peak_bytes
+    moved = compact(problem, sequence, limit, 0, 60, moves=150)
+    monkeypatch.setattr("onnxremat.placement.compaction.compiled", lambda: None)
+    assert compact(problem, sequence, limit, 0, 60, moves=150) == moved
 
 
 def _chain(*tensors: Tensor, ops: list[Op]) -> Problem:

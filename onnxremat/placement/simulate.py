@@ -1,30 +1,24 @@
 """Where a schedule's buffers end up in ONNX Runtime's arena, known before the run.
 
 The CPU provider's arena is a best-fit allocator with coalescing (BFC, as TensorFlow's).  Given the order of the nodes, every allocation and
-release is known, so the placement can be simulated; kernel scratch is modelled as one block beside the outputs.  Fragmentation is undone
-by moving runs that no data depends on (``compact``), which costs no time.
+release is known, so the placement can be simulated; kernel scratch is modelled as one block beside the outputs.
 """
 
 from __future__ import annotations
 
-import random
-import time
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .emit import SMALL_BYTES
-from .errors import OnnxRematError
-from .ops import traits
-from .scheduler import PlanError, Problem, evaluate
+from ..emit import SMALL_BYTES
+from ..errors import OnnxRematError
+from ..ops import traits
+from ..scheduler import Problem
 
 #: Allocations are rounded up to this many bytes (BFCArena::kMinAllocationSize).
 GRANULE = 256
 #: The arena keeps one 8-byte handle for each granule of its region, all written when the region is made.
 _HANDLE = 8
-#: Moves that ``compact`` tries at most, and how far they go.
-_MOVES = 20_000
-_DISTANCES = (3, 15, 60)
 #: A capacity that nothing exhausts.
 UNLIMITED = 1 << 62
 
@@ -230,41 +224,3 @@ def buffer_lifetimes(problem: Problem, sequence: Sequence[int]) -> list[Buffer]:
             buffers[source].last = buffers[target].last
             merged.add(target)
     return [buffer for number, buffer in enumerate(buffers) if number not in merged and number not in absent]
-
-
-def compact(problem: Problem, sequence: Sequence[int], live_limit: int, arena_limit: int, seconds: float, seed: int = 0) -> list[int]:
-    """Reorder a sequence so that its buffers need a smaller arena: hill climbing over moves of single runs.
-
-    Args:
-        problem: the problem.
-        sequence: a valid sequence of runs.
-        live_limit: peak of live bytes that must not be exceeded (resident bytes included).
-        arena_limit: arena bytes at which the search ends.
-        seconds: wall seconds at which it ends too.
-        seed: source of chance.
-
-    Returns:
-        A sequence of the same runs (so of the same time) that is valid and whose arena is no larger.
-    """
-    chance = random.Random(seed)
-    best = list(sequence)
-    smallest = place(problem, best, UNLIMITED).arena_bytes
-    deadline = time.monotonic() + seconds
-    for _ in range(_MOVES):
-        if smallest <= arena_limit or time.monotonic() > deadline:
-            break
-        source = chance.randrange(len(best))
-        target = max(0, min(len(best) - 1, source + round(chance.gauss(0, 1) * chance.choice(_DISTANCES))))
-        if source == target:
-            continue
-        trial = best[:source] + best[source + 1 :]
-        trial.insert(target, best[source])
-        try:
-            if evaluate(problem, trial).peak_bytes > live_limit:
-                continue
-        except PlanError:
-            continue
-        size = place(problem, trial, UNLIMITED).arena_bytes
-        if size <= smallest:
-            best, smallest = trial, size
-    return best
