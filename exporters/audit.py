@@ -13,8 +13,9 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
+from .embedding import padding_row
 from .errors import ExportError
-from .forward_graph import ForwardGraph
+from .forward_graph import PADDING_INDEX, ForwardGraph
 from .noop import STOP_GRADIENT, constant_of
 from .trace import user_line
 
@@ -25,12 +26,13 @@ FROZEN_BATCH_NORM = "frozen BatchNorm"
 DROPOUT = "active dropout"
 RANDOM = "random op"
 DETACH = "detach"
+PADDING = "embedding with a padding row"
 _RANDOM_NODES = frozenset({"RandomUniform", "RandomNormal", "RandomUniformLike", "RandomNormalLike", "Multinomial", "Bernoulli"})
 
 
 @dataclass(frozen=True, order=True)
 class Effect:
-    """One thing that an exporter could lose: its kind, the path of its module, and a figure (the ratio of a dropout)."""
+    """One thing that an exporter could lose: its kind, the path of its module, and a figure (the ratio of a dropout, the padding row)."""
 
     kind: str
     module: str
@@ -142,6 +144,8 @@ def graph_effects(graph: ForwardGraph) -> Counter[Effect]:
         elif node.op_type == "Dropout" and _is_active(node, protected):
             ratio = constant_of(node.inputs[1], protected) if len(node.inputs) > 1 else np.float32(0.5)
             counts[Effect(DROPOUT, module, _rounded(float(ratio if ratio is not None else -1)))] += 1
+        elif PADDING_INDEX in node.metadata_props:
+            counts[Effect(PADDING, module, float(node.metadata_props[PADDING_INDEX]))] += 1
         elif node.op_type in _RANDOM_NODES:
             counts[Effect(RANDOM, module)] += 1
         elif STOP_GRADIENT in node.metadata_props and str(node.outputs[0].name) in graph.stop_gradient:
@@ -244,6 +248,17 @@ def _recurrent(node: fx.Node, module: str) -> Effect | None:
     return None
 
 
+def _embedding(node: fx.Node, module: str) -> Effect | None:
+    if _argument(node, "scale_grad_by_freq"):
+        raise ExportError(f"Embedding {module}", "scale_grad_by_freq has no ONNX form", "set scale_grad_by_freq=False")
+    row = padding_row(node)
+    return None if row is None else Effect(PADDING, module, float(row))
+
+
+def _renormalized(node: fx.Node, module: str) -> Effect | None:
+    raise ExportError(f"Embedding {module}", "max_norm writes to its weight in forward", "set max_norm=None, or scale the rows between steps")
+
+
 def _rrelu(node: fx.Node, module: str) -> Effect | None:
     return Effect(RANDOM, module) if _argument(node, "training") else None
 
@@ -266,6 +281,9 @@ _EFFECTS: dict[str, Callable[[fx.Node, str], Effect | None]] = {
     "rnn_tanh": _recurrent,
     "rnn_relu": _recurrent,
     "rrelu": _rrelu,
+    "embedding": _embedding,
+    "embedding_renorm": _renormalized,
+    "embedding_renorm_": _renormalized,
 }
 
 

@@ -10,6 +10,7 @@ import onnx_ir.passes.common as passes
 from onnxscript import optimizer
 
 from .constants import fold_gather_elements, narrow_constants, separate_statistics, share_constants
+from .control_flow import refuse_control_flow, unroll_control_flow
 from .errors import ExportError
 from .explicit_pads import make_pads_explicit
 from .noop import remove_noops
@@ -51,9 +52,11 @@ def clean(model: ir.Model, protected: Collection[str]) -> None:
         _shapes(model)
         optimizer.fold_constants(model, input_size_limit=_FOLD_BYTES, output_size_limit=_FOLD_BYTES, should_fold=should_fold)
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+        unroll_control_flow(model)
         fold_gather_elements(model, keep)
         remove_noops(model, keep)
         passes.RemoveUnusedNodesPass()(model)
+    refuse_control_flow(model)
     narrow_constants(model, keep)
     passes.RemoveUnusedNodesPass()(model)
     share_constants(model, keep)
@@ -65,7 +68,17 @@ def clean(model: ir.Model, protected: Collection[str]) -> None:
 
 
 def _shapes(model: ir.Model) -> None:
-    """Shape inference with data propagation, strict about contradictions."""
+    """Shape inference with data propagation, strict about contradictions.
+
+    What an earlier run knew only in part is asked for again: since then a constant may have been folded, and inference does not refine.
+    """
+    for node in model.graph:
+        for value in node.outputs:
+            if value.shape is not None and not value.shape.is_static() and not value.is_graph_output():
+                value.shape = None
+    for value in model.graph.initializers.values():
+        if value.const_value is not None and value.shape is not None and not value.shape.is_static():
+            value.shape = ir.Shape(value.const_value.shape.numpy())
     with quiet():
         passes.ShapeInferencePass(check_type=True, strict_mode=True, data_prop=True)(model)
 

@@ -15,13 +15,16 @@ def make_pads_explicit(model: ir.Model) -> None:
     """Rewrites ``auto_pad`` of convolutions and pools from static shapes, in place, and gives every one a ``pads`` attribute.
 
     Raises:
-        ExportError: for a ConvTranspose with ``auto_pad=SAME_*``, or where shapes are unknown.
+        ExportError: where shapes are unknown, or a ConvTranspose is asked for an output that its windows do not reach.
     """
     for node in model.graph:
         if node.op_type not in _PADDED or node.domain not in ("", "ai.onnx"):
             continue
         mode = node.attributes.get_string("auto_pad", "NOTSET")
         node.attributes.pop("auto_pad", None)
+        if node.op_type == "ConvTranspose" and (mode.startswith("SAME") or "output_shape" in node.attributes):
+            _crop_transposed(node, upper=mode == "SAME_UPPER")
+            continue
         if mode == "NOTSET" and "pads" in node.attributes:
             continue
         same = mode in ("SAME_UPPER", "SAME_LOWER")
@@ -41,8 +44,6 @@ def _spatial(node: ir.Node) -> int:
 
 def _same(node: ir.Node, upper: bool) -> list[int]:
     """SAME: output = ceil(input / stride); the odd cell goes to the end (upper) or the beginning."""
-    if node.op_type == "ConvTranspose":
-        raise ExportError(f"ConvTranspose {node.name}", "auto_pad=SAME has no unique explicit form", "export it with explicit pads")
     image = _shape(node, node.inputs[0])[2:]
     kernel = node.attributes.get_ints("kernel_shape") or _shape(node, node.inputs[1])[2:]
     strides = node.attributes.get_ints("strides") or [1] * len(image)
@@ -54,3 +55,28 @@ def _same(node: ir.Node, upper: bool) -> list[int]:
         begin.append(small if upper else large)
         end.append(large if upper else small)
     return begin + end
+
+
+def _crop_transposed(node: ir.Node, upper: bool) -> None:
+    """The pads that give the output its size, ``output_shape`` or input * stride: the odd cell is cut at the end (upper) or the beginning."""
+    image, kernel = _shape(node, node.inputs[0])[2:], _shape(node, node.inputs[1])[2:]
+    ones = [1] * len(image)
+    strides = list(node.attributes.get_ints("strides") or ones)
+    dilations = node.attributes.get_ints("dilations") or ones
+    extra = node.attributes.get_ints("output_padding") or [0] * len(image)
+    asked = node.attributes.get_ints("output_shape")
+    wanted = list(asked or [n * s for n, s in zip(image, strides, strict=True)])[-len(image) :]
+    begin, end, beyond = [], [], []
+    for size, k, stride, dilation, more, length in zip(image, kernel, strides, dilations, extra, wanted, strict=True):
+        spare = (size - 1) * stride + dilation * (k - 1) + 1 + more - length
+        cut = max(0, spare)
+        begin.append(cut // 2 if upper else cut - cut // 2)
+        end.append(cut - begin[-1])
+        beyond.append(more + max(0, -spare))
+        # Where SAME asks for more than the windows reach, ONNX has a longer output than the runtime; from a stride on its kernel errs.
+        if beyond[-1] >= stride or (spare < 0 and not asked):
+            where = f"ConvTranspose {node.name}"
+            raise ExportError(where, f"its output of {length} goes beyond its windows", "give explicit pads, and pad the output with Pad")
+    node.attributes.pop("output_shape", None)
+    node.attributes["pads"] = ir.AttrInt64s("pads", begin + end)
+    node.attributes["output_padding"] = ir.AttrInt64s("output_padding", beyond)

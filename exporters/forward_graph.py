@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import json
 import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,14 @@ import onnx_ir as ir
 
 from .errors import ExportError
 
-__all__ = ["IR_VERSION", "OPSET", "ForwardGraph", "InputSpec"]
+__all__ = ["IR_VERSION", "OPSET", "PADDING_INDEX", "ForwardGraph", "InputSpec"]
 
 IR_VERSION = 10
 """The newest IR that onnxruntime-training 1.19.2 reads."""
 OPSET = 20
 """The opset of every forward graph."""
+PADDING_INDEX = "onnxremat.padding_index"
+"""metadata_props key of a Gather from an embedding: the row that gets no gradient."""
 EXTERNAL_BYTES = 1_500_000_000
 """Initializers above this many bytes in all go to a file beside the model: protobuf ends at 2 GiB."""
 _ROLES = "onnxremat.roles"
@@ -148,6 +151,20 @@ class ForwardGraph:
             "source": self.source,
         }
 
+    def freeze(self, patterns: Sequence[str]) -> None:
+        """Moves parameters whose names match a shell-style pattern, such as ``backbone.*``, from trainable to frozen, in place.
+
+        Raises:
+            ExportError: when a pattern matches no trainable parameter.
+        """
+        for pattern in patterns:
+            if not fnmatch.filter(self.trainable, pattern):
+                known = ", ".join(self.trainable[:3])
+                raise ExportError(f"freeze {pattern!r}", "no trainable parameter has such a name", f"they are called {known} ...")
+        frozen = [name for name in self.trainable if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+        self.trainable = tuple(name for name in self.trainable if name not in frozen)
+        self.frozen = (*self.frozen, *frozen)
+
     def save(self, path: str | Path) -> None:
         """Writes the graph and its roles to one .onnx file, with ``<name>.data`` beside it above 1.5 GB of initializers.
 
@@ -218,6 +235,7 @@ def read_model(path: str | Path) -> ir.Model:
         raise ExportError(f"reading {file}", "no such file", "check the path")
     try:
         model = ir.load(file)
+        ir.external_data.load_to_model(model)  # later passes look for it from wherever the process runs
     except OSError as error:
         raise ExportError(f"reading {file}", error.strerror or str(error), "check the file and its permissions") from error
     except Exception as error:  # protobuf's DecodeError and its kin share no base class that is public

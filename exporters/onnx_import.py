@@ -11,12 +11,15 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 
 from .cleanup import clean, infer_shapes
+from .control_flow import unroll_control_flow
 from .errors import ExportError
 from .forward_graph import IR_VERSION, OPSET, ForwardGraph, InputSpec, has_roles, read_model
 from .losses import Loss, append_loss
 from .roles import rename_values, unique_name
+from .train_mode import turn_to_training
+from .unfuse import unfuse
 from .versions import library_versions
-from .weights import weight_like_initializers
+from .weights import lift_weights, weight_like_initializers
 
 __all__ = ["import_onnx"]
 
@@ -31,6 +34,7 @@ def import_onnx(
     loss: Loss | str | None = None,
     trainable: Sequence[str] | None = None,
     seed: int = 0,
+    train_mode: bool = False,
 ) -> ForwardGraph:
     """Imports a forward graph; a file that ``ForwardGraph.save`` wrote is loaded as it is when nothing else is asked for.
 
@@ -42,6 +46,7 @@ def import_onnx(
         trainable: initializers to train; default: every float one that stands where weights stand (convolution and matrix operands,
             biases, normalisation scales, embeddings), directly or behind Transpose, Reshape, Cast and the like.
         seed: recorded in ``source``.
+        train_mode: turn inference BatchNormalization and Dropout into their training forms; without it a file is taken at its word.
 
     Raises:
         ExportError: for a missing or foreign file, inputs that do not match, an opset that cannot be converted, or dynamic shapes.
@@ -60,12 +65,18 @@ def import_onnx(
     _check_operators(model, path)
     model = _convert(model, path)
     passes.RemoveInitializersFromInputsPass()(model)
+    unfuse(model)
+    lift_weights(model)
+    if train_mode:
+        turn_to_training(model)
     own_loss = chosen is None or chosen.name == "output"
     feeds = _pin(model, path, [*inputs, *(labels if own_loss else ())])
     label_names = {spec.name for spec in labels} if own_loss else set()
     _name_everything(model)
+    unroll_control_flow(model)
     initializers = set(model.graph.initializers)
     trained = _trainable(model, path, trainable)
+    _refuse_narrow_floats(model, trained)
     state = _batch_norm_state(model)
     ends = [str(v.name) for v in model.graph.inputs], [str(v.name) for v in model.graph.outputs]
     clean(model, {*trained, *state} | {n for n in initializers if _is_float(model.graph.initializers[n])})
@@ -119,8 +130,6 @@ def _check_operators(model: ir.Model, path: str | Path) -> None:
             raise ExportError(
                 f"{node.op_type} {node.name} in {path}", f"operator domain {node.domain} is unknown", "export it with standard operators"
             )
-        if any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in node.attributes.values()):
-            raise ExportError(f"{node.op_type} {node.name} in {path}", "control flow has no static schedule", "export it unrolled")
 
 
 def _convert(model: ir.Model, path: str | Path) -> ir.Model:
@@ -194,6 +203,13 @@ def _trainable(model: ir.Model, path: str | Path, wanted: Sequence[str] | None) 
         if value is None or not _is_float(value):
             raise ExportError(f"trainable {name}", f"{path} has no float initializer of that name", "check the name in Netron")
     return tuple(n for n in model.graph.initializers if n in set(wanted))
+
+
+def _refuse_narrow_floats(model: ir.Model, trained: Sequence[str]) -> None:
+    for name in trained:
+        dtype = model.graph.initializers[name].dtype
+        if dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+            raise ExportError(f"parameter {name}", f"{dtype.name.lower()} has no training kernels here", "convert the file to float32")
 
 
 def _batch_norm_state(model: ir.Model) -> dict[str, str]:

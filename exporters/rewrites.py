@@ -7,10 +7,27 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["rewrite_feature_dropout"]
+__all__ = ["rewrite_dropouts"]
+
+_IN_PLACE = frozenset({torch.ops.aten.dropout_.default})
 
 
-def rewrite_feature_dropout(program: torch.export.ExportedProgram) -> None:
+def rewrite_dropouts(program: torch.export.ExportedProgram) -> None:
+    """Feature dropouts and in-place dropouts become ordinary ones, in place: torch would decompose them into bernoulli."""
+    _feature_dropouts(program)
+    graph = program.graph_module.graph
+    for node in [n for n in graph.nodes if n.op == "call_function" and n.target in _IN_PLACE]:
+        source, p, train = node.args
+        if not train or not p:
+            continue
+        with graph.inserting_before(node):
+            dropped = graph.call_function(torch.ops.aten.dropout.default, (source, p, train))
+        dropped.meta = dict(node.meta)
+        node.target, node.args = torch.ops.aten.copy_.default, (source, dropped)
+    program.graph_module.recompile()
+
+
+def _feature_dropouts(program: torch.export.ExportedProgram) -> None:
     """Feature dropout becomes ``x * dropout(ones(N, C, 1, ...))``, in place: one draw per sample and channel, by an ordinary dropout.
 
     torch would decompose it into bernoulli, that is, four ONNX nodes around a RandomUniformLike that no dropout rule knows.

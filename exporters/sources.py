@@ -27,6 +27,7 @@ def load_source(
     labels: Sequence[InputSpec] = (),
     loss: Loss | str | None = None,
     seed: int = 0,
+    train_mode: bool = False,
 ) -> ForwardGraph:
     """A forward graph from a source.
 
@@ -36,12 +37,15 @@ def load_source(
         labels: labels; empty takes the zoo entry's when inputs are its too, else they are derived from the loss.
         loss: a loss; None takes the zoo entry's, else the model's own scalar output where there is one.
         seed: seeds torch before the factory is called.
+        train_mode: of a .onnx file: turn inference BatchNormalization and Dropout into their training forms.
 
     Raises:
         ExportError: when the source cannot be found, built or exported.
     """
     if source.endswith(".onnx"):
-        return import_onnx(source, inputs, labels, loss, seed=seed)
+        return import_onnx(source, inputs, labels, loss, seed=seed, train_mode=train_mode)
+    if train_mode:
+        raise ExportError(source, "a torch module is exported in the mode it is in", "call train() on it; --train-mode is for .onnx files")
     if source.startswith("zoo:"):
         entry = _zoo_entry(source)
         if not inputs:

@@ -11,13 +11,15 @@ import torch
 from torch import nn
 
 from .audit import audit, program_facts
+from .checkpoints import mark_checkpoints
 from .cleanup import clean, infer_shapes
+from .embedding import mark_padding_rows
 from .errors import ExportError
 from .forward_graph import IR_VERSION, OPSET, ForwardGraph, InputSpec
 from .losses import Loss, append_loss
 from .noop import STOP_GRADIENT
 from .quiet import quiet
-from .rewrites import rewrite_feature_dropout
+from .rewrites import rewrite_dropouts
 from .roles import final_names, rename_values
 from .stop_gradient import remove_idle_detaches, shield_detaches, unshield_detaches
 from .trace import TracedModule, trace_module, user_line
@@ -56,6 +58,14 @@ def export_torch(
         raise ExportError(
             f"{spec or type(module).__name__}", f"it is a {type(module).__name__}, not an nn.Module", "give a model or a factory of one"
         )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ExportError(
+            f"{spec or type(module).__name__}", "a TorchScript module has no Python source to trace", "give the nn.Module that it was made from"
+        )
+    for name, parameter in module.named_parameters():
+        if parameter.dtype in (torch.float16, torch.bfloat16):
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            raise ExportError(f"parameter {name}", f"{dtype} has no training kernels here", "train in float32: call float() on the model")
     chosen = Loss.of(loss)
     specs = _input_specs(module, inputs)
     own_loss = chosen is None or chosen.name == "output"
@@ -64,7 +74,7 @@ def export_torch(
     example = [torch.from_numpy(np.asarray(s.sample(rng))) for s in feeds]
     traced = trace_module(module, [s.name for s in feeds], example)
     facts = program_facts(traced.program)
-    rewrite_feature_dropout(traced.program)
+    rewrite_dropouts(traced.program)
     program = _to_onnx(module, traced)
     graph = _with_roles(module, traced, program, specs, tuple(labels) if own_loss else ())
     graph.source = {
@@ -170,6 +180,8 @@ def _with_roles(
     parameters = dict(module.named_parameters())
     buffers = dict(module.named_buffers())
     tables = {n for n, b in buffers.items() if n not in state and not b.dtype.is_floating_point}
+    mark_padding_rows(model)
+    mark_checkpoints(model)
     shield_detaches(model)
     clean(model, (set(parameters) | set(buffers)) - tables)
     unshield_detaches(model)
@@ -180,6 +192,11 @@ def _with_roles(
     rename_values(model, [s.name for s in (*inputs, *labels)], [*out_names, *state_names])
     for name in [n for n, value in model.graph.initializers.items() if not value.uses() and not value.is_graph_output()]:
         del model.graph.initializers[name]
+    for name in [n for n in state if n not in model.graph.initializers]:
+        # The step overwrites it without reading it: its next value needs a place all the same.
+        tensor = ir.tensor(buffers[name].detach().cpu().numpy().copy(), name=name)
+        shape = ir.Shape(tensor.shape.numpy())
+        model.graph.register_initializer(ir.Value(name=name, shape=shape, type=ir.TensorType(tensor.dtype), const_value=tensor))
     frozen = [n for n, p in parameters.items() if not p.requires_grad] + [n for n in buffers if n not in state]
     return ForwardGraph(
         model=model,

@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.fx.traceback as fx_traceback
 import torch.nn.functional as F
 from torch import nn
 
+from .checkpoints import whole_checkpoints
 from .errors import ExportError
+from .functional import cross_entropy, embedding_bag, is_causal_hint
 from .no_grad import inline_grad_regions
 from .quiet import quiet
 
@@ -94,7 +97,12 @@ def trace_module(module: nn.Module, names: Sequence[str], example: Sequence[torc
         for sub in module.modules():
             if isinstance(sub, nn.modules.batchnorm._BatchNorm) and sub.momentum is None and sub.training and sub.track_running_stats:
                 stack.enter_context(_override(sub, "forward", _cumulative_forward(sub)))
+        stack.enter_context(_override(F, "embedding_bag", embedding_bag))
+        stack.enter_context(_override(F, "cross_entropy", cross_entropy))
+        stack.enter_context(_override(nn.modules.transformer, "_detect_is_causal_mask", is_causal_hint))
         stack.enter_context(_refuse_autograd_functions())
+        stack.enter_context(whole_checkpoints())
+        stack.enter_context(fx_traceback.preserve_node_meta())
         try:
             with quiet():
                 program = torch.export.export(module, tuple(example), strict=False)

@@ -31,6 +31,7 @@ def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
         aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
         aten.linear.default: linear,
         aten.gelu.default: gelu,
+        aten.rrelu_with_noise_functional.default: rrelu,
     }
 
 
@@ -118,6 +119,17 @@ def _affine(x: Value, weight: Value, bias: Value) -> tuple[Value, Value]:
 def gelu(x: Value, approximate: str = "none") -> Value:
     """aten.gelu as one Gelu node (opset 20)."""
     return op.Gelu(x, approximate=approximate)
+
+
+def rrelu(
+    x: Value, noise: Value, lower: float = 0.125, upper: float = 1 / 3, training: bool = False, generator: Any = None
+) -> tuple[Value, Value]:
+    """aten.rrelu: a slope drawn for each negative value in training, the mean slope otherwise; (output, slopes)."""
+    one = _constant(np.array(1, _dtype(x)))
+    if not training:
+        return op.LeakyRelu(x, alpha=(lower + upper) / 2), one
+    slopes = op.Where(op.Less(x, _constant(np.array(0, _dtype(x)))), op.RandomUniformLike(x, low=lower, high=upper), one)
+    return op.Mul(x, slopes), slopes
 
 
 def linear(x: Value, weight: Value, bias: Value = None) -> Value:

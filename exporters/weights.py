@@ -1,10 +1,11 @@
-"""Which initializers of a foreign file are weights: those that stand where weights stand."""
+"""Which constants of a foreign file are weights: those that stand where weights stand."""
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
-__all__ = ["weight_like_initializers"]
+__all__ = ["lift_weights", "weight_like_initializers"]
 
 _POSITIONS: dict[str, tuple[int, ...]] = {
     "Conv": (1, 2),
@@ -22,7 +23,19 @@ _POSITIONS: dict[str, tuple[int, ...]] = {
     "LSTM": (1, 2, 3, 7),
     "GRU": (1, 2, 3),
     "RNN": (1, 2, 3),
+    "Attention": (1, 2),
+    "BiasGelu": (1,),
+    "EmbedLayerNormalization": (2, 3, 4, 5, 6),
+    "FastGelu": (1,),
+    "FusedConv": (1, 2),
+    "FusedGemm": (0, 1, 2),
+    "FusedMatMul": (0, 1),
+    "MultiHeadAttention": (3,),
+    "SimplifiedLayerNormalization": (1,),
+    "SkipLayerNormalization": (2, 3, 4),
+    "SkipSimplifiedLayerNormalization": (2, 3),
 }
+_RECURRENT = ("LSTM", "GRU", "RNN")
 _BIASES = frozenset({"Add", "Mul", "Sub", "Div"})
 _VIEWS = frozenset({"Identity", "Transpose", "Reshape", "Cast", "Squeeze", "Unsqueeze", "Flatten", "Expand"})
 
@@ -33,6 +46,36 @@ def weight_like_initializers(model: ir.Model) -> tuple[str, ...]:
     An elementwise operand counts where, without axes of size 1, it is a vector: masks and tables of higher rank, and scalars, do not.
     """
     return tuple(str(name) for name, value in model.graph.initializers.items() if _is_weight(value, value))
+
+
+def lift_weights(model: ir.Model) -> None:
+    """Weights and running statistics that Constant and ConstantOfShape nodes hold become initializers, in place."""
+    graph = model.graph
+    for node in list(graph):
+        if node.op_type not in ("Constant", "ConstantOfShape") or node.domain not in ("", "ai.onnx") or node.outputs[0].is_graph_output():
+            continue
+        tensor = _held(node)
+        if tensor is None:
+            continue
+        out = node.outputs[0]
+        value = ir.Value(name=str(out.name), shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype), const_value=tensor)
+        if not _is_weight(value, out) and not any(u.op_type == "BatchNormalization" for u, _ in out.uses()):
+            continue
+        ir.convenience.replace_all_uses_with(out, value)
+        graph.remove(node, safe=True)
+        graph.register_initializer(value)
+
+
+def _held(node: ir.Node) -> ir.TensorProtocol | None:
+    """The float tensor of one axis or more that a node always gives."""
+    if node.op_type == "Constant":
+        tensor = ir.convenience.get_const_tensor(node.outputs[0])
+        return tensor if tensor is not None and tensor.dtype.is_floating_point() and len(tensor.shape) else None
+    shape = ir.convenience.get_const_tensor(node.inputs[0]) if node.inputs[0] is not None else None
+    fill = node.attributes["value"].as_tensor().numpy() if "value" in node.attributes else np.zeros(1, np.float32)
+    if shape is None or not np.issubdtype(fill.dtype, np.floating) or not shape.size:
+        return None
+    return ir.tensor(np.full(shape.numpy(), fill.reshape(()), fill.dtype), name=node.outputs[0].name)
 
 
 def _is_weight(initializer: ir.Value, value: ir.Value) -> bool:
@@ -48,4 +91,16 @@ def _is_weight(initializer: ir.Value, value: ir.Value) -> bool:
             return True
         if user.op_type in _VIEWS and position == 0 and _is_weight(initializer, user.outputs[0]):
             return True
+        if user.op_type in ("Slice", "Concat") and _feeds_recurrent(user.outputs[0]):
+            return True
     return False
+
+
+def _feeds_recurrent(value: ir.Value) -> bool:
+    """Whether a value becomes a weight of a recurrent layer: torch's gates are cut apart and joined in ONNX's order."""
+    return any(
+        position in _POSITIONS[user.op_type]
+        if user.op_type in _RECURRENT
+        else user.op_type in ("Slice", "Concat", *_VIEWS) and _feeds_recurrent(user.outputs[0])
+        for user, position in value.uses()
+    )

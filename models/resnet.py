@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-__all__ = ["BasicBlock", "Bottleneck", "ResNet", "resnet18", "resnet50"]
+__all__ = ["BasicBlock", "Bottleneck", "ResNet", "resnet18", "resnet50", "resnet101"]
 
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
@@ -122,3 +122,8 @@ def resnet18(num_classes: int = 1000, width: int = 64, dropout: float = 0.0, sma
 def resnet50(num_classes: int = 1000, width: int = 64, dropout: float = 0.0, small_inputs: bool = False) -> ResNet:
     """ResNet-50: 25.6 million parameters at width 64 and 1000 classes."""
     return ResNet(Bottleneck, (3, 4, 6, 3), num_classes, width, dropout, small_inputs=small_inputs)
+
+
+def resnet101(num_classes: int = 1000, width: int = 64, dropout: float = 0.0, small_inputs: bool = False) -> ResNet:
+    """ResNet-101: 44.5 million parameters at width 64 and 1000 classes."""
+    return ResNet(Bottleneck, (3, 4, 23, 3), num_classes, width, dropout, small_inputs=small_inputs)

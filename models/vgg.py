@@ -1,19 +1,24 @@
-"""VGG-16 (Simonyan and Zisserman 2015, arXiv:1409.1556, configuration D)."""
+"""VGG-16 and VGG-19 (Simonyan and Zisserman 2015, arXiv:1409.1556, configurations D and E)."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
-__all__ = ["VGG16", "vgg16"]
+__all__ = ["VGG", "vgg16", "vgg19"]
 
-_STAGES = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))  # (multiple of the width, convolutions)
+# (multiple of the width, convolutions) of each stage
+_VGG16 = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))
+_VGG19 = ((1, 2), (2, 2), (4, 4), (8, 4), (8, 4))
 
 
-class VGG16(nn.Module):  # type: ignore[misc]
-    """Thirteen 3x3 convolutions in five pooled stages, then three fully connected layers.
+class VGG(nn.Module):  # type: ignore[misc]
+    """3x3 convolutions in five pooled stages, then three fully connected layers.
 
     Args:
+        stages: (multiple of the width, convolutions) of each stage.
         num_classes: classes.
         width: channels of the first stage.
         hidden: width of the fully connected layers.
@@ -23,13 +28,20 @@ class VGG16(nn.Module):  # type: ignore[misc]
     """
 
     def __init__(
-        self, num_classes: int = 1000, width: int = 64, hidden: int = 4096, pooled: int = 7, batch_norm: bool = False, dropout: float = 0.5
+        self,
+        stages: Sequence[tuple[int, int]] = _VGG16,
+        num_classes: int = 1000,
+        width: int = 64,
+        hidden: int = 4096,
+        pooled: int = 7,
+        batch_norm: bool = False,
+        dropout: float = 0.5,
     ) -> None:
         """Builds and initialises the network."""
         super().__init__()
         layers: list[nn.Module] = []
         inputs = 3
-        for multiple, count in _STAGES:
+        for multiple, count in stages:
             for _ in range(count):
                 layers.append(nn.Conv2d(inputs, width * multiple, 3, padding=1))
                 if batch_norm:
@@ -61,6 +73,13 @@ class VGG16(nn.Module):  # type: ignore[misc]
 
 def vgg16(
     num_classes: int = 1000, width: int = 64, hidden: int = 4096, pooled: int = 7, batch_norm: bool = False, dropout: float = 0.5
-) -> VGG16:
+) -> VGG:
     """VGG-16: 138 million parameters as in the paper."""
-    return VGG16(num_classes, width, hidden, pooled, batch_norm, dropout)
+    return VGG(_VGG16, num_classes, width, hidden, pooled, batch_norm, dropout)
+
+
+def vgg19(
+    num_classes: int = 1000, width: int = 64, hidden: int = 4096, pooled: int = 7, batch_norm: bool = False, dropout: float = 0.5
+) -> VGG:
+    """VGG-19: 144 million parameters."""
+    return VGG(_VGG19, num_classes, width, hidden, pooled, batch_norm, dropout)

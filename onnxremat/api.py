@@ -33,6 +33,9 @@ def compile(
     seed: int = 0,
     threads: int = 0,
     costs: str = "measured",
+    conv_layout: str = "auto",
+    freeze: Sequence[str] = (),
+    train_mode: bool = False,
     verify: bool = True,
     progress: Callable[[str], None] = lambda message: None,
 ) -> Artifact:
@@ -52,6 +55,10 @@ def compile(
         seed: of the factory's weights, the example batch and the planner.
         threads: intra-op threads of the training; 0 is ONNX Runtime's default.
         costs: ``"measured"`` on this machine, or ``"analytic"``.
+        conv_layout: ``"nchwc"`` for convolutions in the blocked layout (faster, x86-64 only), ``"nchw"`` for a file that loads on every
+            processor, ``"auto"`` for what suits this machine.
+        freeze: patterns of parameters that are not trained, such as ``"backbone.*"``.
+        train_mode: of a ``.onnx`` file: turn inference BatchNormalization and Dropout into their training forms.
         verify: compare the numbers with the unscheduled step's and torch's, and the measured peak with the budget.
         progress: told what happens.
 
@@ -74,6 +81,9 @@ def compile(
         seed=seed,
         threads=threads,
         costs=costs,
+        conv_layout=conv_layout,
+        freeze=tuple(freeze),
+        train_mode=train_mode,
         verify=verify,
     )
     if isinstance(model, str):

@@ -15,6 +15,11 @@ from . import __version__
 from .errors import ERROR, OK, USAGE, VERIFICATION_FAILED, BudgetInfeasible, OnnxRematError, UsageError
 from .units import format_bytes
 
+_STRATEGIES = (
+    "auto, keep_all, chen_sqrt, chen_greedy, griewank, rotor, mincut_knapsack, checkmate_lp, checkmate_ilp or moccasin (default auto); "
+    "those for chains also as NAME_ap, at articulation points, and NAME_linear; plan takes all, which compares them"
+)
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
@@ -45,11 +50,15 @@ def build_parser() -> argparse.ArgumentParser:
         "--loss", metavar="NAME[:OPTION=VALUE,...]", help="cross_entropy, mse, l1, bce_with_logits; left out, the model's own scalar output"
     )
     model.add_argument("--seed", type=int, default=0, help="of the factory's weights and of planning (default 0)")
+    model.add_argument("--freeze", action="append", default=[], metavar="PATTERN", help="parameters not to train, such as 'backbone.*'; repeatable")
+    model.add_argument(
+        "--train-mode", action="store_true", help="of a .onnx file: turn inference BatchNormalization and Dropout into their training forms"
+    )
 
     planning = _Parser(add_help=False)
     planning.add_argument("--budget", metavar="SIZE|PERCENT", help="512MiB, or 60%% of the unscheduled step's peak (everything the step holds)")
-    planning.add_argument("--strategy", default="auto", help="auto, keep_all, chen_sqrt, chen_greedy or checkmate_ilp (default auto)")
-    planning.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS", help="that planning may take (default 60)")
+    planning.add_argument("--strategy", default="auto", help=_STRATEGIES)
+    planning.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS", help="that planning may take; of all, each (default 60)")
 
     export = commands.add_parser("export", parents=[common, model], help="write the forward graph with training semantics")
     export.add_argument("-o", "--output", required=True, metavar="FILE.onnx", type=Path)
@@ -62,12 +71,28 @@ def build_parser() -> argparse.ArgumentParser:
     compile_.add_argument("--lr", type=float, default=None, metavar="RATE", help="initial learning rate (default 0.001 for adamw, 0.01 for sgd)")
     compile_.add_argument("--momentum", type=float, default=0.0, help="of sgd (default 0)")
     compile_.add_argument("--weight-decay", type=float, default=0.0, help="default 0")
+    compile_.add_argument(
+        "--no-decay",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="parameters that weight decay leaves alone, such as '*.bias', or vectors for all biases and scales of normalizations; repeatable",
+    )
+    compile_.add_argument(
+        "--clip-grad-norm", type=float, default=0.0, metavar="NORM", help="scale gradients down to this global norm (default: leave them)"
+    )
     compile_.add_argument("--threads", type=int, default=0, help="intra-op threads of the training; 0 is ONNX Runtime's default")
     compile_.add_argument(
         "--costs",
         choices=("measured", "analytic"),
         default="measured",
         help="profile this machine, or a model of FLOPs and bytes for another",
+    )
+    compile_.add_argument(
+        "--conv-layout",
+        choices=("auto", "nchwc", "nchw"),
+        default="auto",
+        help="nchwc: convolutions in the blocked layout, faster, runs on x86-64 only; nchw: runs everywhere; auto: what suits this machine",
     )
     compile_.add_argument("--no-verify", action="store_true", help="do not compare the numbers when done")
     compile_.set_defaults(run=_compile)
@@ -83,6 +108,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="the last, partial batch of an epoch: left out, or filled from the next epoch",
     )
     run.add_argument("--lr", type=float, default=None, metavar="RATE", help="learning rate (default: the artifact's)")
+    run.add_argument("--lr-schedule", choices=("constant", "linear", "cosine"), default="constant", help="how the rate falls over the steps")
+    run.add_argument("--warmup", type=int, default=0, metavar="STEPS", help="over which the rate rises at first (default 0)")
+    run.add_argument("--accumulate", type=int, default=1, metavar="N", help="batches whose gradients are averaged for one step (default 1)")
+    run.add_argument("--clip-grad-norm", type=float, default=None, metavar="NORM", help="scale gradients down to this norm (default: the artifact's)")
     run.add_argument("--threads", type=int, default=None, help="intra-op threads (default: the artifact's)")
     run.add_argument("--seed", type=int, default=None, help="of dropout masks and random data (default: masks differ from run to run)")
     run.add_argument("--save", metavar="DIR", type=Path, help="write the trained state here")
@@ -178,7 +207,10 @@ def _export(options: argparse.Namespace) -> int:
     from .exporters import load_source
 
     _progress(options)(f"exporting {options.source}")
-    forward = load_source(options.source, parse_specs(options.input), parse_specs(options.label), parse_loss(options.loss), options.seed)
+    forward = load_source(
+        options.source, parse_specs(options.input), parse_specs(options.label), parse_loss(options.loss), options.seed, options.train_mode
+    )
+    forward.freeze(options.freeze)
     forward.save(options.output)
     nodes = len(list(forward.model.graph))
     result = {
@@ -211,7 +243,14 @@ def _compile(options: argparse.Namespace) -> int:
         inputs=options.input,
         labels=options.label,
         loss=options.loss,
-        optimizer=Optimizer(options.optimizer, learning_rate=rate, momentum=options.momentum, weight_decay=options.weight_decay),
+        optimizer=Optimizer(
+            options.optimizer,
+            learning_rate=rate,
+            momentum=options.momentum,
+            weight_decay=options.weight_decay,
+            no_decay=tuple(options.no_decay),
+            clip_grad_norm=options.clip_grad_norm,
+        ),
         budget=options.budget,
         activation_budget=options.activation_budget,
         strategy=options.strategy,
@@ -219,6 +258,9 @@ def _compile(options: argparse.Namespace) -> int:
         seed=options.seed,
         threads=options.threads,
         costs=options.costs,
+        conv_layout=options.conv_layout,
+        freeze=options.freeze,
+        train_mode=options.train_mode,
         verify=not options.no_verify,
         progress=_progress(options),
     )
@@ -282,22 +324,36 @@ def _verdict(checked: dict[str, Any]) -> str:
 
 def _run(options: argparse.Namespace) -> int:
     from .artifact import Artifact
+    from .runtime.rates import rate_schedule
     from .runtime.run import file_batches, run_artifact
     from .runtime.trainer import Trainer, random_batches
 
     if options.steps < 1:
         raise UsageError(f"--steps must be at least 1, not {options.steps}")
+    if options.accumulate < 1:
+        raise UsageError(f"--accumulate must be at least 1, not {options.accumulate}")
     artifact = Artifact.load(options.artifact)
     threads = int(artifact.manifest["threads"]) if options.threads is None else options.threads
     batches = file_batches(options.data, [*artifact.inputs, *artifact.labels], options.partial, options.seed or 0) if options.data else None
     if batches is None and options.seed is not None:
         batches = random_batches([*artifact.inputs, *artifact.labels], options.seed)
-    trainer = Trainer(artifact, threads=threads, capped=not options.uncapped, seed=options.seed)
-    if options.lr is not None:
-        trainer.learning_rate = options.lr
+    rate = artifact.optimizer.learning_rate if options.lr is None else options.lr
+    trainer = Trainer(
+        artifact,
+        threads=threads,
+        capped=not options.uncapped,
+        seed=options.seed,
+        schedule=rate_schedule(options.lr_schedule, rate, options.steps, options.warmup),
+        clip_grad_norm=options.clip_grad_norm,
+    )
     say = _progress(options)
     result = run_artifact(
-        artifact, options.steps, batches, trainer=trainer, on_step=lambda n, loss, s: say(f"step {n + 1}: loss {loss:.4f}, {s:.3f} s")
+        artifact,
+        options.steps,
+        batches,
+        trainer=trainer,
+        accumulate=options.accumulate,
+        on_step=lambda n, loss, s: say(f"step {n + 1}: loss {loss:.4f}, {s:.3f} s"),
     )
     if options.save:
         trainer.save(options.save)
@@ -333,48 +389,22 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from .api import known_strategy, parse_budget, parse_specs
-    from .foreign import problem_from_file
-    from .scheduler import Infeasible, evaluate, solve
+    from .plan_command import plan_file
 
-    problem = problem_from_file(options.file, parse_specs(options.input))
-    unscheduled = evaluate(problem, range(len(problem.ops)))
-    budget = parse_budget(options.budget, None).resolve(problem.resident_bytes, unscheduled.peak_bytes)
-    try:
-        plan = solve(problem, budget, strategy=known_strategy(options.strategy), time_limit=options.time_limit, seed=options.seed)
-    except Infeasible as error:
-        raise BudgetInfeasible(str(error), error.minimum_budget_bytes) from error
+    say = _progress(options)
+    found = plan_file(options.file, options.input, options.budget, options.strategy, options.time_limit, options.seed, say)
+    if not options.json:
+        _table(found.rows())
+        for line in found.table():
+            _say(line)
+    if found.plan is None:
+        raise found.infeasible()
     if options.output:
-        plan.save(options.output)
+        found.plan.save(options.output)
     if options.save_sequence:
-        plan.save_sequence(options.save_sequence)
-    result = {
-        "budget_bytes": budget,
-        "peak_unscheduled_bytes": plan.peak_unscheduled_bytes,
-        "peak_predicted_bytes": plan.peak_bytes,
-        "seconds_unscheduled": plan.seconds_unscheduled,
-        "seconds_predicted": plan.seconds,
-        "seconds_lower_bound": plan.seconds_lower_bound,
-        "strategy": plan.strategy,
-        "solve_seconds": plan.solve_seconds,
-        "recomputed_ops": plan.recomputed_ops,
-        "swapped_tensors": plan.swapped_tensors,
-        "feasible": True,
-    }
+        found.plan.save_sequence(options.save_sequence)
     if options.json:
-        _print_json(result)
-        return OK
-    unit = "s" if problem.unit == "seconds" else problem.unit
-    _table(
-        [
-            ("problem", f"{problem.name}: {len(problem.ops)} ops"),
-            ("budget", format_bytes(budget)),
-            ("peak", f"{format_bytes(plan.peak_bytes)} (unscheduled {format_bytes(plan.peak_unscheduled_bytes)})"),
-            ("time", f"{plan.seconds:.6g} {unit} ({plan.seconds / plan.seconds_unscheduled - 1 if plan.seconds_unscheduled else 0:+.2%})"),
-            ("proven gap", f"at most {plan.gap:.2%}"),
-            ("recomputed ops", f"{plan.recomputed_ops} ({plan.strategy}, {plan.solve_seconds:.1f} s)"),
-        ]
-    )
+        _print_json(found.figures())
     return OK
 
 

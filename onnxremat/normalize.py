@@ -12,8 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from .graph import Expr, GraphBuilder, static_shape
-from .graph.scatter import add_nd
 from .ops import MS
+from .rewrites import expand, replace
 
 Rewrite = Callable[[GraphBuilder, ir.Node], "Expr | list[Expr | None] | None"]
 
@@ -21,14 +21,14 @@ Rewrite = Callable[[GraphBuilder, ir.Node], "Expr | list[Expr | None] | None"]
 def normalize(graph: ir.Graph) -> None:
     """Rewrite a typed forward graph in place.
 
-    Cross-entropy becomes LogSoftmax and a gather (the fused kernels are single-threaded and hold a second copy of the logits),
-    functions that the runtime would inline are written out, the tanh form of GELU becomes one node, transposes of matrix operands move
-    into the product.
+    Operators that are trained through as compositions are written out first (``onnxremat.rewrites``), then functions that the runtime
+    would inline; the tanh form of GELU becomes one node, transposes of matrix operands move into the product.
     """
+    expand(graph)
     for op_type, rewrite in _REWRITES:
         for node in [n for n in graph if n.op_type == op_type]:
             if node.graph is not None:
-                _try(graph, node, rewrite)
+                replace(graph, node, rewrite)
     remove_dead(graph, list(graph.outputs))
 
 
@@ -45,59 +45,10 @@ def remove_dead(graph: ir.Graph, keep: list[ir.Value], keep_initializers: bool =
             del graph.initializers[name]
 
 
-def _try(graph: ir.Graph, node: ir.Node, rewrite: Rewrite) -> None:
-    op = GraphBuilder(graph, before=node)
-    op.metadata = dict(node.metadata_props)
-    made = rewrite(op, node)
-    if made is None:
-        return
-    results = made if isinstance(made, list) else [made]
-    for old, new in zip(node.outputs, results, strict=False):
-        if new is None:
-            continue
-        name = old.name
-        old.replace_all_uses_with(new.value, replace_graph_outputs=True)
-        if new.value.producer() is not None and not new.value.is_graph_input() and name:
-            # The new value takes the old one's name: roles are told by name.
-            old.name, new.value.name = f"{name}_replaced", name
-    graph.remove(node, safe=True)
-
-
 def _scalar(value: ir.Value | None) -> float | None:
     if value is None or value.const_value is None or value.const_value.size != 1:
         return None
     return float(value.const_value.numpy().reshape(()))
-
-
-def _cross_entropy(op: GraphBuilder, node: ir.Node) -> list[Expr | None] | None:
-    """SoftmaxCrossEntropyLoss and NegativeLogLikelihoodLoss: minus the weighted mean of the labels' log-probabilities."""
-    scores, labels = node.inputs[0], node.inputs[1]
-    weights = node.inputs[2] if len(node.inputs) > 2 else None
-    assert scores is not None and labels is not None
-    logits = op.wrap(scores)
-    log_prob = op("LogSoftmax", logits, axis=1) if node.op_type == "SoftmaxCrossEntropyLoss" else logits
-    target = op.wrap(labels).cast(ir.DataType.INT64)
-    ignore = node.attributes["ignore_index"].as_int() if "ignore_index" in node.attributes else None
-    valid = None
-    if ignore is not None:
-        valid = op("Not", op("Equal", target, ignore)).cast(logits.dtype)
-        # An ignored label may lie outside the classes: class 0 stands in for it.
-        target = target * valid.cast(ir.DataType.INT64)
-    shape = list(target.shape)
-    column = target.reshape([shape[0], 1, *shape[1:]])
-    picked = op("GatherElements", log_prob, column, axis=1).reshape(shape)
-    weight = valid
-    if weights is not None:
-        of_class = op("Gather", op.wrap(weights), target)
-        weight = of_class if valid is None else of_class * valid
-    losses = -picked if weight is None else -(picked * weight)
-    reduction = node.attributes["reduction"].as_string() if "reduction" in node.attributes else "mean"
-    if reduction == "none":
-        return [losses, log_prob]
-    total = op("ReduceSum", losses, keepdims=0)
-    if reduction == "mean":
-        total = total * (1 / max(1, math.prod(shape))) if weight is None else total / op("ReduceSum", weight, keepdims=0)
-    return [total, log_prob]
 
 
 def _batch_norm(op: GraphBuilder, node: ir.Node) -> list[Expr | None] | None:
@@ -138,14 +89,6 @@ def _batch_norm(op: GraphBuilder, node: ir.Node) -> list[Expr | None] | None:
 
     used = [index < len(node.outputs) and bool(node.outputs[index].uses() or node.outputs[index].is_graph_output()) for index in (1, 2)]
     return [y, follow(mean, batch_mean) if used[0] else None, follow(var, batch_var) if used[1] else None]
-
-
-def _scatter_nd(op: GraphBuilder, node: ir.Node) -> Expr | None:
-    """ScatterND that adds loses updates at repeated indices (see ``onnxremat.graph.scatter``)."""
-    if "reduction" not in node.attributes or node.attributes["reduction"].as_string() != "add":
-        return None
-    data, indices, updates = (op.wrap(v) for v in node.inputs if v is not None)
-    return add_nd(data, indices, updates)
 
 
 def _hard_swish(op: GraphBuilder, node: ir.Node) -> Expr:
@@ -246,10 +189,7 @@ def _untransposed(value: ir.Value) -> tuple[ir.Value, bool]:
 _REWRITES: list[tuple[str, Rewrite]] = [
     ("CastLike", _cast_like),
     ("BatchNormalization", _batch_norm),
-    ("SoftmaxCrossEntropyLoss", _cross_entropy),
-    ("NegativeLogLikelihoodLoss", _cross_entropy),
     ("HardSwish", _hard_swish),
-    ("ScatterND", _scatter_nd),
     ("Tanh", _gelu_tanh),
     ("MatMul", _fold_transpose),
 ]

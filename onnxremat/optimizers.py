@@ -6,9 +6,10 @@ weight decay with SGD have no kernel; they become standard operators at the end 
 
 from __future__ import annotations
 
+import fnmatch
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -16,12 +17,14 @@ import onnx_ir as ir
 from onnx import TensorProto, helper
 
 from .errors import UsageError
-from .graph import GraphBuilder
+from .graph import Expr, GraphBuilder
 from .ops import MS
 
 IR_VERSION = 10
 OPSET = 20
 LEARNING_RATE = "learning_rate"
+#: In ``Optimizer.no_decay``: every parameter of at most one axis.
+VECTORS = "vectors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,9 @@ class Optimizer:
         beta1: decay of adamw's first moment.
         beta2: decay of adamw's second moment.
         epsilon: adamw's denominator guard.
+        no_decay: parameters that weight decay leaves alone: names, shell-style patterns, or ``vectors`` for all of at most one axis (biases and
+            the scales of normalizations).
+        clip_grad_norm: gradients are scaled down to this global norm at most; 0 leaves them.
     """
 
     name: str = "adamw"
@@ -45,8 +51,11 @@ class Optimizer:
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
+    no_decay: tuple[str, ...] = ()
+    clip_grad_norm: float = 0.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "no_decay", tuple(self.no_decay))  # a list where it was read from a manifest
         if self.name not in ("adamw", "sgd"):
             raise UsageError(f"there is no optimizer '{self.name}': choose adamw or sgd")
         numbers = {
@@ -54,6 +63,7 @@ class Optimizer:
             "momentum": self.momentum,
             "weight decay": self.weight_decay,
             "epsilon": self.epsilon,
+            "gradient norm": self.clip_grad_norm,
         }
         for what, value in numbers.items():
             if not math.isfinite(value) or value < 0:
@@ -68,6 +78,24 @@ class Optimizer:
     def in_graph(self) -> bool:
         """Whether the update is part of the training graph (no ONNX Runtime kernel has this form)."""
         return self.name == "sgd" and (self.momentum > 0 or self.weight_decay > 0)
+
+    def decay_of(self, name: str) -> float:
+        """The weight decay of a parameter; ``no_decay`` holds names (see :meth:`resolved`)."""
+        return 0.0 if name in self.no_decay else self.weight_decay
+
+    def resolved(self, shapes: Mapping[str, Sequence[int]]) -> Optimizer:
+        """This optimizer with the patterns of ``no_decay`` replaced by the names of parameters that they match.
+
+        Raises:
+            UsageError: a pattern matches none.
+        """
+        exempt: set[str] = set()
+        for pattern in self.no_decay:
+            found = {n for n, s in shapes.items() if len(s) < 2} if pattern == VECTORS else set(fnmatch.filter(shapes, pattern))
+            if not found:
+                raise UsageError(f"no trainable parameter matches the pattern '{pattern}' of --no-decay")
+            exempt |= found
+        return replace(self, no_decay=tuple(name for name in shapes if name in exempt))
 
     @property
     def moments(self) -> tuple[str, ...]:
@@ -117,6 +145,25 @@ def optimizer_model(optimizer: Optimizer, parameters: Sequence[str]) -> onnx.Mod
     return model
 
 
+def optimizer_groups(optimizer: Optimizer, parameters: Sequence[str]) -> dict[str, list[str]]:
+    """File name of an optimizer model -> the parameters that it updates: one for each weight decay.
+
+    ``optimizer_model.onnx`` updates all of them; where there are two groups there is no such file, as ``onnxruntime.training.api`` would
+    apply it to both.
+    """
+    decayed = [name for name in parameters if optimizer.decay_of(name)]
+    exempt = [name for name in parameters if not optimizer.decay_of(name)]
+    if not decayed or not exempt:
+        return {"optimizer_model.onnx": list(parameters)}
+    return {"optimizer_decay.onnx": decayed, "optimizer_no_decay.onnx": exempt}
+
+
+def optimizer_models(optimizer: Optimizer, parameters: Sequence[str]) -> dict[str, onnx.ModelProto]:
+    """File name -> optimizer model of each group of :func:`optimizer_groups`."""
+    groups = optimizer_groups(optimizer, parameters)
+    return {file: optimizer_model(replace(optimizer, weight_decay=optimizer.decay_of(names[0])), names) for file, names in groups.items()}
+
+
 def add_updates(
     op: GraphBuilder,
     optimizer: Optimizer,
@@ -146,14 +193,23 @@ def add_updates(
         assert node is not None
         writes.append(node)
 
+    scale = _clipping(op, [op.wrap(g) for g in gradients.values()], optimizer.clip_grad_norm) if optimizer.clip_grad_norm else None
     for name, gradient in gradients.items():
         parameter = op.wrap(parameters[name])
-        step = op.wrap(gradient)
-        if optimizer.weight_decay:
-            step = step + parameter * optimizer.weight_decay
+        step = op.wrap(gradient) if scale is None else op.wrap(gradient) * scale
+        if optimizer.decay_of(name):
+            step = step + parameter * optimizer.decay_of(name)
         if optimizer.momentum:
             buffer = op.wrap(moments[f"{name}.momentum"])
             step = buffer * optimizer.momentum + step
             write(buffer.value, step.value, f"{name}.momentum")
         write(parameter.value, (parameter - step * rate).value, name)
     return writes
+
+
+def _clipping(op: GraphBuilder, gradients: Sequence[Expr], largest: float) -> Expr:
+    """min(1, largest / (global norm + 1e-6)), as torch.nn.utils.clip_grad_norm_; every gradient is needed for it before the first update."""
+    squares = [op("ReduceSumSquare", g, keepdims=0) for g in gradients]
+    norm = op("Sqrt", op("Sum", *squares) if len(squares) > 1 else squares[0])
+    one = op.const(1.0, norm.dtype)
+    return op("Min", op("Div", op.const(largest, norm.dtype), norm + 1e-6), one)

@@ -21,7 +21,8 @@ from .errors import ArtifactError, VerificationFailed
 from .eval_graph import eval_model, evaluation_form
 from .exporters import ForwardGraph, InputSpec, Loss, build_module, export_torch, load_source
 from .files import whole_folder, write_json
-from .optimizers import Optimizer, optimizer_model
+from .nchwc import NCHWC, resolve_layout
+from .optimizers import Optimizer, optimizer_models
 from .problem import Costs, scheduling_problem
 from .runtime.session import SESSION_OPTIONS, Options, execution_order
 from .schedule import OPTIMIZER_BYTES, Scheduled, Search, needed_budget, schedule, schedule_unscheduled
@@ -52,6 +53,10 @@ class Request:
         seed: of the model's initial weights and of planning.
         threads: intra-op threads of the machine that trains; 0 is the runtime's default.
         costs: "measured" on this machine or "analytic".
+        conv_layout: "nchwc" for the blocked convolutions of x86-64, "nchw" for a file that loads on every processor, "auto" for what suits this
+            machine.
+        freeze: patterns of parameters that are not trained, such as ``backbone.*``.
+        train_mode: of a .onnx file: turn inference BatchNormalization and Dropout into their training forms.
         verify: check the numbers when done.
     """
 
@@ -66,6 +71,9 @@ class Request:
     seed: int = 0
     threads: int = 0
     costs: str = "measured"
+    conv_layout: str = "auto"
+    freeze: tuple[str, ...] = ()
+    train_mode: bool = False
     verify: bool = True
 
 
@@ -78,7 +86,7 @@ def compile_source(request: Request, output: Path, progress: Progress = lambda _
         OnnxRematError: of the kind that says what else went wrong.
     """
     progress(f"exporting {request.source}")
-    forward = load_source(request.source, request.inputs, request.labels, request.loss, request.seed)
+    forward = load_source(request.source, request.inputs, request.labels, request.loss, request.seed, request.train_mode)
     if request.source.endswith(".onnx"):
         # The file is what is compiled, whatever module it was once exported from.
         forward.source |= {"kind": "onnx", "spec": "", "path": request.source}
@@ -93,7 +101,12 @@ def compile_module(module: Any, request: Request, output: Path, progress: Progre
     """Compile a torch module as it is now: weights, modes and ``requires_grad`` included."""
     progress(f"exporting {request.source}")
     forward = export_torch(module, request.inputs, request.labels, request.loss, request.seed, request.source)
-    evaluation = export_torch(copy.deepcopy(module).eval(), forward.inputs, forward.labels, request.loss, request.seed, request.source)
+    modes = {name: sub.training for name, sub in module.named_modules()}
+    try:  # not a copy: some modules hold tensors that cannot be copied
+        evaluation = export_torch(module.eval(), forward.inputs, forward.labels, request.loss, request.seed, request.source)
+    finally:
+        for name, sub in module.named_modules():
+            sub.training = modes[name]
     return compile_graphs(forward, evaluation, request, output, progress, module)
 
 
@@ -112,8 +125,9 @@ def compile_graphs(
 ) -> Artifact:
     """Compile a forward graph and its evaluation form (both consumed); ``module`` is compared with where it is given."""
     forward_outputs = list(evaluation.outputs)
+    forward.freeze(request.freeze)
     progress("deriving the backward graph")
-    training = build_training_graph(forward, request.optimizer)
+    training = build_training_graph(forward, request.optimizer, resolve_layout(request.conv_layout))
     with whole_folder(output) as staging:
         save_model(training.model, staging / files.UNSCHEDULED)
         costs = node_costs(training, staging / files.UNSCHEDULED, request, progress)
@@ -131,7 +145,8 @@ def compile_graphs(
         check_order(staging / files.TRAINING, emitted)
         save_model(eval_model(evaluation, training), staging / files.EVAL)
         if not request.optimizer.in_graph:
-            onnx.save(optimizer_model(request.optimizer, training.trainable), str(staging / files.OPTIMIZER))
+            for name, model in optimizer_models(training.optimizer, training.trainable).items():
+                onnx.save(model, str(staging / name))
         trained = set() if request.optimizer.in_graph else set(training.trainable)
         save_checkpoint(
             staging / files.CHECKPOINT,
@@ -245,6 +260,7 @@ def _manifest(
         },
         "session_options": SESSION_OPTIONS,
         "threads": request.threads,
+        "conv_layout": "nchwc" if NCHWC in training.graph.opset_imports else "nchw",
         "versions": {
             name: _version(name)
             for name in ("onnxremat", "onnx", "onnx-ir", "onnxruntime-training-cpu", "onnxruntime-training", "torch")

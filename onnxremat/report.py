@@ -404,7 +404,9 @@ def api_snippet(artifact: Artifact) -> str:
 
 def _source(manifest: Mapping[str, Any]) -> str:
     source, optimizer = manifest["source"], manifest["optimizer"]
-    used = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in optimizer.items() if name != "name" and value)
+    numbers = {name: value for name, value in optimizer.items() if isinstance(value, float | int) and value}
+    used = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in numbers.items())
+    used += f", no decay of {len(optimizer['no_decay'])} parameters" if optimizer.get("no_decay") else ""
     told = ("spec", "model", "path", "kind", "loss", "seed")
     counts = {name: len(manifest["roles"][name]) for name in ("trainable", "frozen", "state")}
     rows = [(name.capitalize(), str(source[name])) for name in told if source.get(name) is not None]

@@ -14,6 +14,7 @@ from .autodiff import differentiate
 from .errors import DifferentiationError
 from .exporters import ForwardGraph, InputSpec
 from .graph import GraphBuilder, nbytes
+from .nchwc import block_convolutions
 from .normalize import normalize, remove_dead
 from .ops import MS
 from .optimizers import IR_VERSION, LEARNING_RATE, Optimizer, add_updates
@@ -89,8 +90,13 @@ class TrainingGraph:
         }
 
 
-def build_training_graph(forward: ForwardGraph, optimizer: Optimizer | None = None) -> TrainingGraph:
+def build_training_graph(forward: ForwardGraph, optimizer: Optimizer | None = None, conv_layout: str = "nchw") -> TrainingGraph:
     """Add loss gradients and updates to a forward graph, which is consumed.
+
+    Args:
+        forward: with a loss and something to train.
+        optimizer: how parameters follow gradients; by default AdamW.
+        conv_layout: "nchw", or "nchwc" for the blocked convolutions of x86-64 (see ``nchwc``).
 
     Raises:
         DifferentiationError: there is no loss, nothing to train, or an operator without a rule on the way.
@@ -122,6 +128,7 @@ def build_training_graph(forward: ForwardGraph, optimizer: Optimizer | None = No
     buffers: list[ir.Value] = []
     reset = _graph_input(LAZY_RESET, (1,), ir.DataType.BOOL)
     outs: list[ir.Value] = [loss]
+    in_graph = optimizer.in_graph
 
     def accumulate(parameter: ir.Value, gradient: Any) -> None:
         name = str(parameter.name)
@@ -130,7 +137,7 @@ def build_training_graph(forward: ForwardGraph, optimizer: Optimizer | None = No
             value.name = op.fresh(f"{name}_grad")
         gradients[name] = str(value.name)
         held_gradients[name] = value
-        if optimizer.in_graph:
+        if in_graph:
             return
         buffer = _graph_input(name + GRADIENT_BUFFER, gradient.shape, gradient.dtype)
         buffers.append(buffer)
@@ -141,6 +148,7 @@ def build_training_graph(forward: ForwardGraph, optimizer: Optimizer | None = No
 
     differentiate(op, loss, targets, forward.stop_gradient, accumulate)
     trainable = tuple(name for name in forward.trainable if name in gradients)
+    optimizer = optimizer.resolved({name: op.wrap(values[name]).shape for name in trainable})
     unreached = tuple(name for name in forward.trainable if name not in gradients)
     op.on_node = lambda node: node.metadata_props.__setitem__(PHASE, UPDATE)
     moments: dict[str, tuple[int, ...]] = {}
@@ -166,6 +174,8 @@ def build_training_graph(forward: ForwardGraph, optimizer: Optimizer | None = No
     _split_dropout(op)
     graph.outputs[:] = outs
     remove_dead(graph, [*outs, *written])
+    if conv_layout == "nchwc":
+        block_convolutions(op)
     for node in graph:
         node.name = f"{node.op_type}:{next(v.name for v in node.outputs if v.name)}"
     rate_first = extra[:1] if optimizer.in_graph else []
@@ -212,7 +222,11 @@ def _split_dropout(op: GraphBuilder) -> None:
     The mask (one byte an element) is drawn once and kept; the output may then be recomputed like any other value.
     """
     op.on_node = None
-    for node in [n for n in op.graph if n.op_type == "Dropout" and len(n.outputs) > 1 and n.outputs[1].name]:
+    for node in [n for n in op.graph if n.op_type == "Dropout"]:
+        if len(node.outputs) < 2 or not node.outputs[1].name:  # no gradient needs the mask; a comparison with torch does
+            node.resize_outputs(2)
+            mask = node.outputs[1]
+            mask.name, mask.shape, mask.type = op.fresh(f"{node.outputs[0].name}_mask"), node.outputs[0].shape, ir.TensorType(ir.DataType.BOOL)
         output, kept = node.outputs
         following = next((n for n in _after(op.graph, node)), None)
         before, op.before = op.before, following

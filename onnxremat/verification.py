@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,8 @@ _ROUNDING = 2.0**-22
 #: has a gradient of exactly zero): its error is taken relative to this share instead.
 _NEGLIGIBLE = 1e-2
 _RANDOM_FUNCTIONS = (
-    *("rand", "rand_like", "randn", "randn_like", "bernoulli", "bernoulli_", "multinomial"),
+    *("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "bernoulli", "bernoulli_", "multinomial", "poisson"),
+    *("normal", "normal_", "uniform_", "exponential_", "geometric_", "log_normal_", "cauchy_", "random_"),
     *("rrelu", "alpha_dropout", "feature_alpha_dropout"),
 )
 
@@ -249,6 +251,10 @@ class _Comparison:
                         parameter.mul_(1 + perturbation * torch.randn(parameter.shape, generator=generator))
         loss = _torch_loss(self.artifact, module, {n: torch.from_numpy(np.array(a)) for n, a in self.batch.items()}, self.masks)
         loss.backward()
+        optimizer = self.artifact.optimizer
+        if optimizer.in_graph and optimizer.clip_grad_norm:  # the update in the graph shows clipped gradients
+            trained = [p for n, p in module.named_parameters() if n in self.roles["trainable"]]
+            torch.nn.utils.clip_grad_norm_(trained, optimizer.clip_grad_norm)
         results: dict[str, Array] = {self.roles["loss"]: loss.detach().numpy()}
         for name, parameter in module.named_parameters(remove_duplicate=False):
             if parameter.grad is not None and name in self.roles["trainable"]:
@@ -266,7 +272,7 @@ def _gradient(artifact: Artifact, run: _Run, before: Mapping[str, Array], name: 
     step: Array = (before[name].astype(np.float64) - run.arrays[name]) / optimizer.learning_rate
     if optimizer.momentum:
         step = run.arrays[name + ".momentum"].astype(np.float64)
-    return step - optimizer.weight_decay * before[name]
+    return step - optimizer.decay_of(name) * before[name]
 
 
 def _relative(found: Array, expected: Array, floor: float) -> float:
@@ -327,6 +333,8 @@ def _given_masks(masks: list[Array]) -> Iterator[None]:
     import torch.nn.functional as F
     from torch.overrides import TorchFunctionMode
 
+    from .exporters.checkpoints import whole_checkpoints
+
     pending = [torch.from_numpy(np.array(m)) for m in masks]
 
     def drop(x: Any, p: float) -> Any:
@@ -344,9 +352,16 @@ def _given_masks(masks: list[Array]) -> Iterator[None]:
                 x = args[0] if args else kwargs.get("input")
                 p = float(args[1] if len(args) > 1 else kwargs.get("p", 0.5))
                 training = bool(args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", True)))
-                return drop(x, p) if training and p > 0 else x
+                if not training or p == 0:
+                    return x
+                inplace = bool(args[3] if len(args) > 3 else kwargs.get("inplace", False))
+                return x.copy_(drop(x, p)) if inplace else drop(x, p)
             if name == "scaled_dot_product_attention":
                 return attention(func, args, kwargs)
+            if name == "multi_head_attention_forward":
+                # A mode is not active inside the functions that it is shown, and this one calls dropouts of its own.
+                with patch.object(F, "dropout", inner_dropout), patch.object(F, "scaled_dot_product_attention", inner_attention):
+                    return func(*args, **kwargs)
             if name in _RANDOM_FUNCTIONS:
                 raise _Random(f"the model draws random numbers by torch.{name}, which can't be compared")
             return func(*args, **kwargs)
@@ -368,10 +383,21 @@ def _given_masks(masks: list[Array]) -> Iterator[None]:
             scores = scores.masked_fill(~keep, float("-inf"))
         mask = values.get("attn_mask")
         if mask is not None:
-            scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
-        return drop(F.softmax(scores, -1), p) @ value
+            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
+        weights = F.softmax(scores, -1)
+        if mask is not None and mask.dtype == torch.bool:
+            weights = weights * mask.any(-1, keepdim=True)  # a row without a single True attends to nothing
+        return drop(weights, p) @ value
 
-    with Masks():
+    def inner_dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        return drop(x, p) if training and p > 0 else x
+
+    def inner_attention(*args: Any, **kwargs: Any) -> Any:
+        return attention(scaled_dot_product_attention, args, kwargs)
+
+    scaled_dot_product_attention = F.scaled_dot_product_attention
+    # A region that is recomputed in the backward pass would call its dropouts a second time.
+    with whole_checkpoints(), Masks():
         yield
     if pending:
         raise _Random(f"the graph has {len(pending)} dropouts more than torch calls")

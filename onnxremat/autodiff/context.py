@@ -12,6 +12,9 @@ import onnx_ir as ir
 from ..errors import DifferentiationError
 from ..graph import Expr, GraphBuilder
 
+#: Metadata of a node that normalization could not rewrite: why.
+REFUSAL = "onnxremat.refusal"
+
 
 def describe(node: ir.Node) -> str:
     """The node's operator and name, with the module and source line where the exporter recorded them."""

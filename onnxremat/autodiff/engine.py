@@ -9,8 +9,8 @@ import onnx_ir as ir
 from ..errors import DifferentiationError
 from ..graph import Expr, GraphBuilder
 from .broadcast import unbroadcast
-from .context import Context, describe
-from .registry import NotDifferentiable, Refused, Vjp, lookup
+from .context import REFUSAL, Context, describe
+from .registry import NotDifferentiable, Refused, Rewritten, Vjp, lookup
 
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -43,9 +43,7 @@ def differentiate(
     nodes = list(op.graph)
     live = _influenced(nodes, targets, set(stop_gradient))
     if id(loss) not in live:
-        raise DifferentiationError(
-            "no trainable parameter reaches the loss: it is cut off by detach, integer operations, or frozen parameters"
-        )
+        raise DifferentiationError("no trainable parameter reaches the loss: it is cut off by detach, integer operations, or frozen parameters")
     wanted = {id(t): t for t in targets}
     grads: dict[int, Expr] = {id(loss): op.const(1.0, loss.dtype).expand(op.wrap(loss).shape)}
     result: dict[str, Expr] = {}
@@ -99,13 +97,15 @@ def _input_gradients(op: GraphBuilder, node: ir.Node, incoming: list[Expr | None
     state = lookup(node.op_type, node.domain)
     if state is None:
         name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-        raise DifferentiationError(
-            f"there is no gradient rule for {name}, needed by {describe(node)}; freeze what is before it, or add a rule"
-        )
+        raise DifferentiationError(f"there is no gradient rule for {name}, needed by {describe(node)}; freeze what is before it, or add a rule")
     if isinstance(state, Refused):
         raise DifferentiationError(f"can't differentiate {describe(node)}: {state.reason}")
     if isinstance(state, NotDifferentiable):
         return []
+    if REFUSAL in node.metadata_props:
+        raise DifferentiationError(node.metadata_props[REFUSAL])
+    if isinstance(state, Rewritten):
+        raise DifferentiationError(f"{describe(node)} should have been rewritten before")
     wanted = [v is not None and id(v) in live for v in node.inputs]
     context = Context(op, node, incoming, wanted)
     op.metadata = {key: value for key, value in node.metadata_props.items() if key == "pkg.torch.onnx.name_scopes"}

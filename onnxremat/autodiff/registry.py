@@ -1,7 +1,7 @@
-"""The registry of vector-Jacobian products (VJPs): one of three states for each operator.
+"""The registry of vector-Jacobian products (VJPs): one of four states for each operator.
 
-An operator has a rule, is *not differentiable* (its outputs do not depend smoothly on its inputs: the gradient is zero), or is *refused*
-with a reason.  An operator without a row is refused as unknown.
+An operator has a rule, is *rewritten* before into operators that have one, is *not differentiable* (its outputs do not depend smoothly on
+its inputs: the gradient is zero), or is *refused* with a reason.  An operator without a row is refused as unknown.
 
 A rule takes the context of one node and the gradient of its output, and returns the gradient of one input.  Rules are mathematics only:
 undoing broadcasting, summing gradients that fan in, symbolic zeros and skipping what nobody needs are the engine's work.
@@ -41,7 +41,12 @@ class Refused:
     reason: str
 
 
-State = Vjp | NotDifferentiable | Refused
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """Normalization replaces it by operators that have rules (``onnxremat.rewrites``)."""
+
+
+State = Vjp | NotDifferentiable | Refused | Rewritten
 _REGISTRY: dict[tuple[str, str], State] = {}
 
 
@@ -77,6 +82,12 @@ def refused(names: str, reason: str, domain: str = "") -> None:
     """Register operators that can't be trained through, with the reason."""
     for name in names.split():
         _register(name, domain, Refused(reason))
+
+
+def rewritten(names: str, domain: str = "") -> None:
+    """Register operators that normalization replaces."""
+    for name in names.split():
+        _register(name, domain, Rewritten())
 
 
 def lookup(op_type: str, domain: str = "") -> State | None:

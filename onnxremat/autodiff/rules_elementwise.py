@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from ..graph import Expr
@@ -35,13 +37,19 @@ vjp("Sqrt", lambda c, g: g * 0.5 / c.y)
 vjp("Exp", lambda c, g: g * c.y)
 vjp("Log", lambda c, g: g / c.x0)
 vjp("Abs", lambda c, g: g * c.op("Sign", c.x0))
+vjp("Acos", lambda c, g: -(g / c.op("Sqrt", 1.0 - c.x0 * c.x0)))
+vjp("Asin", lambda c, g: g / c.op("Sqrt", 1.0 - c.x0 * c.x0))
+vjp("Atan", lambda c, g: g / (c.x0 * c.x0 + 1.0))
+vjp("Acosh", lambda c, g: g / c.op("Sqrt", c.x0 * c.x0 - 1.0))
+vjp("Asinh", lambda c, g: g / c.op("Sqrt", c.x0 * c.x0 + 1.0))
+vjp("Atanh", lambda c, g: g / (1.0 - c.x0 * c.x0))
+vjp("Sinh", lambda c, g: g * c.op("Cosh", c.x0))
+vjp("Cosh", lambda c, g: g * c.op("Sinh", c.x0))
+vjp("Tan", lambda c, g: g * (c.y * c.y + 1.0))
 vjp("Sin", lambda c, g: g * c.op("Cos", c.x0))
 vjp("Cos", lambda c, g: -(g * c.op("Sin", c.x0)))
 vjp("Tanh", lambda c, g: g * (1.0 - c.y * c.y))
-vjp("Sigmoid", lambda c, g: g * (c.y * (1.0 - c.y)))
 vjp("Erf", lambda c, g: g * (c.op("Exp", -(c.x0 * c.x0)) * (2 / math.sqrt(math.pi))))
-vjp("Relu", lambda c, g: g * heaviside(c.y))
-vjp("Softplus", lambda c, g: g * c.op("Sigmoid", c.x0))
 vjp("Identity", lambda c, g: g)
 vjp("Cast", lambda c, g: g.cast(c.x0.dtype))
 vjp("CastLike", lambda c, g: g.cast(c.x0.dtype), None)
@@ -53,59 +61,32 @@ vjp("Mod", lambda c, g: g, lambda c, g: g * ((c.y - c.x0) / c.x1))
 def _pow(c: Context) -> Sequence[Expr | None]:
     g, x, p = c.g[0], c.x0, c.x1
     assert g is not None
-    if p.value.const_value is not None and p.value.const_value.size == 1 and not c.wants(1):
-        exponent = float(p.value.const_value.numpy().reshape(()))
-        if exponent == 1:
-            return [g]
-        if exponent == 2:
-            return [g * (x * 2.0)]
-        if exponent == 3:
-            return [g * (x * x * 3.0)]
-        return [g * (c.op("Pow", x, c.op.const(exponent - 1, x.dtype)) * exponent)]
+    if p.value.const_value is not None and not c.wants(1):
+        return [_constant_power(c, g, p.value.const_value.numpy().astype(x.dtype.numpy()))]
     exponents = p.cast(x.dtype)
-    dx = g * (exponents * c.op("Pow", x, exponents - 1.0)) if c.wants(0) else None
+    # x ** 0 does not depend on x, at x = 0 either: the factor 0 meets x ** 0 there instead of an infinity.
+    lowered = exponents - 1.0 + mask(c.op("Equal", exponents, 0.0), x.dtype)
+    dx = g * (exponents * c.op("Pow", x, lowered)) if c.wants(0) else None
     if not c.wants(1):
         return [dx]
-    # 0 ** p does not depend on p for p > 0: the logarithm is replaced by zero there, as torch does.
-    safe = x + mask(c.op("Equal", x, 0.0), x.dtype)
-    return [dx, g * (c.y * c.op("Log", safe))]
+    # 0 ** p does not depend on p for p >= 0: the logarithm is replaced by zero there, as torch does.
+    flat = c.op("And", c.op("Equal", x, 0.0), c.op("GreaterOrEqual", exponents, 0.0))
+    return [dx, g * (c.y * c.op("Log", c.op("Where", flat, c.op.const(1.0, x.dtype), x)))]
 
 
-def _leaky(c: Context, g: Expr) -> Expr:
-    alpha = float(c.attr("alpha", 0.01))
-    return g * (heaviside(c.x0) * (1.0 - alpha) + alpha)
-
-
-def _elu(c: Context, g: Expr) -> Expr:
-    alpha = float(c.attr("alpha", 1.0))
-    positive = mask(c.op("Greater", c.x0, 0.0), g.dtype)
-    return g * (positive + (1.0 - positive) * (c.y + alpha))
-
-
-def _hard_sigmoid(c: Context, g: Expr) -> Expr:
-    inside = c.op("And", c.op("Greater", c.y, 0.0), c.op("Less", c.y, 1.0))
-    return g * (mask(inside, g.dtype) * float(c.attr("alpha", 0.2)))
-
-
-def _hard_swish(c: Context, g: Expr) -> Expr:
-    # x * h(x) with h(x) = clip(x / 6 + 1/2, 0, 1): h + x * h'
-    h = c.op("HardSigmoid", c.x0, alpha=1 / 6, beta=0.5)
-    inside = c.op("And", c.op("Greater", c.x0, -3.0), c.op("Less", c.x0, 3.0))
-    return g * (h + c.x0 * mask(inside, g.dtype) * (1 / 6))
-
-
-def _gelu(c: Context, g: Expr) -> Expr:
+def _constant_power(c: Context, g: Expr, p: npt.NDArray[Any]) -> Expr | None:
     x = c.x0
-    if c.attr("approximate", "none") == "tanh":
-        # With v = 2u, u the argument of tanh: y = x s, s = sigmoid(v), y' = s (1 + (1 - s) x v'), x v' = x (2k + 6 k a x^2).
-        k, a = math.sqrt(2 / math.pi), 0.044715
-        square = x * x
-        s = c.op("Sigmoid", x * (square * (2 * k * a) + 2 * k))
-        slope = x * (square * (6 * k * a) + 2 * k)
-        return g * (s * ((1.0 - s) * slope + 1.0))
-    cdf = (c.op("Erf", x * math.sqrt(0.5)) + 1.0) * 0.5
-    pdf = c.op("Exp", x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
-    return g * (cdf + x * pdf)
+    if p.size == 1:
+        exponent = float(p.reshape(()))
+        if exponent in (0, 1):
+            return g if exponent else None
+        if exponent == 2:
+            return g * (x * 2.0)
+        if exponent == 3:
+            return g * (x * x * 3.0)
+        return g * (c.op("Pow", x, c.op.const(exponent - 1, x.dtype)) * exponent)
+    lowered = np.where(p == 0, 1, p) - 1
+    return g * (c.op("Pow", x, c.op.const(lowered, x.dtype)) * c.op.const(p, x.dtype))
 
 
 def _clip(c: Context, g: Expr) -> Expr:
@@ -134,21 +115,11 @@ def _clip_high(c: Context, g: Expr) -> Expr:
     return g * mask(c.op("Or", picked, c.op("Greater", c.x1, high)) if c.has(1) else picked, g.dtype)
 
 
-vjp("LeakyRelu", _leaky)
-vjp("Elu", _elu)
-vjp("HardSigmoid", _hard_sigmoid)
-vjp("HardSwish", _hard_swish)
-vjp("Gelu", _gelu)
-vjp("Gelu", _gelu, domain="com.microsoft")
 vjp("Clip", _clip, _clip_low, _clip_high)
 
 
-def _where(c: Context, g: Expr, picked: bool) -> Expr:
-    condition = c.x0 if picked else c.op("Not", c.x0)
-    return g * mask(condition, g.dtype)
-
-
-vjp("Where", None, lambda c, g: _where(c, g, True), lambda c, g: _where(c, g, False))
+# A factor of 0 or 1 takes a fifth of the time of a Where: 1.8 ms instead of 9.4 for 1.6 million elements.
+vjp("Where", None, lambda c, g: g * mask(c.x0, g.dtype), lambda c, g: g * mask(c.op("Not", c.x0), g.dtype))
 
 
 @joint_vjp("Sum", "Mean")
@@ -162,22 +133,29 @@ def _sum(c: Context) -> Sequence[Expr | None]:
 
 @joint_vjp("Max", "Min")
 def _extremum(c: Context) -> Sequence[Expr | None]:
-    # Ties share the gradient equally, as torch's maximum and minimum do.
+    # As a chain of torch's binary maximum, whose two operands share the gradient equally where they tie.
     g = c.g[0]
     assert g is not None
-    if len(c.x) == 1:
-        return [g]
-    hits = [mask(c.op("Equal", c.input(i), c.y), g.dtype) for i in range(len(c.x))]
-    count = hits[0]
-    for hit in hits[1:]:
-        count = count + hit
-    share = g / count
-    return [share * hit if c.wants(i) else None for i, hit in enumerate(hits)]
+    running = [c.x0]
+    for i in range(1, len(c.x) - 1):
+        running.append(c.op(c.node.op_type, running[-1], c.input(i)))
+    grads: list[Expr | None] = [None] * len(c.x)
+    for i in range(len(c.x) - 1, 0, -1):
+        left, right = running[i - 1], c.input(i)
+        beaten = c.op("Less" if c.node.op_type == "Max" else "Greater", left, right)
+        share = mask(beaten, g.dtype) + mask(c.op("Equal", left, right), g.dtype) * 0.5
+        if c.wants(i):
+            grads[i] = g * share
+        if not any(c.wants(j) for j in range(i)):
+            return grads
+        g = g * (1.0 - share)
+    grads[0] = g
+    return grads
 
 
 not_differentiable(
     "Sign Floor Ceil Round Not And Or Xor Equal Greater GreaterOrEqual Less LessOrEqual IsNaN IsInf Shape Size ArgMax ArgMin NonZero "
     "ConstantOfShape Constant EyeLike RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli "
-    "BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor"
+    "BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Hardmax"
 )
-refused("OneHot Range", "its values depend on a trainable parameter, for which there is no rule yet; make them constants")
+refused("Range", "its limits depend on a trainable parameter, and with them the number of its elements; make them constants")

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 
 from ..graph import Expr
 from .context import Context
 from .registry import vjp
 from .rules_elementwise import mask
+from .rules_indexing import zeros
 
 
 def _axes(c: Context) -> tuple[int, ...]:
-    return c.axes(index=1)
+    axes = c.axes(index=1)
+    if not axes and c.x0.rank and c.node.op_type in _MORE_THAN_A_SUM:
+        raise c.refuse("versions of ONNX and of ONNX Runtime differ in what it does over no axes; apply the elementwise function instead")
+    return axes
+
+
+_MORE_THAN_A_SUM = ("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")
 
 
 def _spread(c: Context, g: Expr) -> Expr:
@@ -40,20 +48,34 @@ def _reduce_extremum(c: Context, g: Expr) -> Expr:
 
 
 def _reduce_l2(c: Context, g: Expr) -> Expr:
-    # 0 at the origin, as torch has it: x / max(norm, tiny)
+    # 0 at the origin, as torch has it: x / max(norm, tiny), and only then the gradient, which over tiny would be infinite.
     norm = c.op("Max", _spread(c, c.y), c.op.const(np.finfo(c.y.dtype.numpy()).tiny, c.y.dtype))
-    return c.x0 * (_spread(c, g) / norm)
+    return c.x0 / norm * _spread(c, g)
+
+
+def _reduce_prod(c: Context, g: Expr) -> Expr | None:
+    # The product of the others: with every zero replaced by 1, P / x where no other element is zero.
+    axes = _axes(c)
+    if not axes:
+        return g
+    zero = mask(c.op("Equal", c.x0, 0.0), g.dtype)
+    safe = c.x0 + zero
+    product = c.op("ReduceProd", safe, np.asarray(axes, np.int64), keepdims=1)
+    alone = mask(c.op("Equal", zero.sum(axes, keepdims=True), zero), g.dtype)
+    return (_spread(c, g) * product) / safe * alone
 
 
 vjp("ReduceSum", _reduce_sum, None)
 vjp("ReduceMean", _reduce_mean, None)
 vjp("ReduceMax", _reduce_extremum, None)
 vjp("ReduceMin", _reduce_extremum, None)
+vjp("ReduceProd", _reduce_prod, None)
 vjp("ReduceL2", _reduce_l2, None)
 vjp("ReduceL1", lambda c, g: c.op("Sign", c.x0) * _spread(c, g), None)
 vjp("ReduceSumSquare", lambda c, g: c.x0 * (_spread(c, g) * 2.0), None)
 vjp("ReduceLogSumExp", lambda c, g: c.op("Exp", c.x0 - _spread(c, c.y)) * _spread(c, g), None)
-vjp("ReduceLogSum", lambda c, g: (_spread(c, g) / c.x0.sum(_axes(c), keepdims=True)).expand(c.x0.shape), None)
+# 1 / sum(x) = exp(-y): of x nothing but its shape is needed.
+vjp("ReduceLogSum", lambda c, g: _spread(c, g * c.op("Exp", -c.y)).expand(c.x0.shape), None)
 
 
 def _softmax(c: Context, g: Expr) -> Expr:
@@ -87,3 +109,11 @@ def _cumsum(c: Context, g: Expr) -> Expr:
 
 
 vjp("CumSum", _cumsum, None)
+
+
+def _top_k(c: Context, g: Expr) -> Expr:
+    indices = c.saved(1, c.y.shape, ir.DataType.INT64, "topk_indices")
+    return c.op("ScatterElements", zeros(c, c.x0.shape, g.dtype), indices, g, axis=int(c.attr("axis", -1)))
+
+
+vjp("TopK", _top_k, None)

@@ -82,31 +82,75 @@ def _dilate(c: Context, g: Expr, axis: int, step: int) -> Expr:
 vjp("Slice", _slice, None, None, None, None)
 
 
+def _pads(c: Context) -> tuple[list[int], list[int]]:
+    """The pads of every axis, before and after; a negative one crops."""
+    pads = c.const(1).tolist()
+    rank = c.x0.rank
+    axes = [int(a) % rank for a in c.const(3).tolist()] if c.has(3) else list(range(rank))
+    begin, end = [0] * rank, [0] * rank
+    for i, axis in enumerate(axes):
+        begin[axis], end[axis] = int(pads[i]), int(pads[len(axes) + i])
+    return begin, end
+
+
 def _pad(c: Context, g: Expr) -> Expr:
-    g, begin, end = _unpadded(c, g)
-    # A negative pad crops: what was cropped has a zero gradient.
-    return _pad_with_zeros(c, g, [max(0, -p) for p in begin], [max(0, -p) for p in end])
+    begin, end = _pads(c)
+    if c.attr("mode", "constant") != "constant":
+        for axis, size in enumerate(c.x0.shape):
+            g = _fold(c, g, axis, _source(c, size, begin[axis], end[axis]), size)
+        return g
+    # What was cropped has a zero gradient.
+    return _pad_with_zeros(c, _unpadded(g, begin, end), [max(0, -p) for p in begin], [max(0, -p) for p in end])
 
 
 def _pad_value(c: Context, g: Expr) -> Expr:
     # What the value filled is all but what came from the input.
-    kept, _, _ = _unpadded(c, g)
+    if c.attr("mode", "constant") != "constant":
+        return c.op.const(0.0, g.dtype).expand(c.input(2).shape)
+    kept = _unpadded(g, *_pads(c))
     return (g.sum(range(g.rank)) - kept.sum(range(g.rank))).reshape(c.input(2).shape)
 
 
-def _unpadded(c: Context, g: Expr) -> tuple[Expr, list[int], list[int]]:
-    """The part of a padded tensor's gradient that belongs to the input, and the pads of every axis."""
-    if c.attr("mode", "constant") != "constant":
-        raise c.refuse(f"Pad in mode '{c.attr('mode')}' has no rule yet; pad with constants")
-    pads = c.const(1).tolist()
-    shape = c.x0.shape
-    axes = [int(a) % len(shape) for a in c.const(3).tolist()] if c.has(3) else list(range(len(shape)))
-    begin, end = [0] * len(shape), [0] * len(shape)
-    for i, axis in enumerate(axes):
-        begin[axis], end[axis] = int(pads[i]), int(pads[len(axes) + i])
-    starts = [max(0, p) for p in begin]
-    ends = [n - max(0, p) for n, p in zip(g.shape, end, strict=True)]
-    return g.slice(starts, ends, list(range(len(shape)))), begin, end
+def _unpadded(g: Expr, begin: Sequence[int], end: Sequence[int]) -> Expr:
+    """The part of a padded tensor's gradient that belongs to the input."""
+    return g.slice([max(0, p) for p in begin], [n - max(0, p) for n, p in zip(g.shape, end, strict=True)], list(range(g.rank)))
+
+
+def _source(c: Context, size: int, begin: int, end: int) -> list[int]:
+    """Which entry of the input each entry of the padded axis shows: cropped first, then padded."""
+    kept = np.arange(size)[max(0, -begin) : size - max(0, -end)]
+    mode, widest = c.attr("mode"), max(begin, end, 0)
+    if widest > {"reflect": len(kept) - 1, "wrap": len(kept)}.get(mode, widest):
+        raise c.refuse(f"mode '{mode}' with a pad of {widest} on {len(kept)} entries reads beyond them in ONNX Runtime; pad in several steps")
+    found: list[int] = np.pad(kept, (max(0, begin), max(0, end)), mode=mode).tolist()
+    return found
+
+
+def _fold(c: Context, g: Expr, axis: int, source: Sequence[int], size: int) -> Expr:
+    """The adjoint of ``y[j] = x[source[j]]`` along an axis: each run of consecutive, reversed or equal sources is one slice to add."""
+    if list(source) == list(range(size)):
+        return g
+    total: Expr | None = None
+    start = 0
+    while start < len(source):
+        stop = start + 1
+        step = source[stop] - source[start] if stop < len(source) else 1
+        while step in (-1, 0, 1) and stop < len(source) and source[stop] - source[stop - 1] == step:
+            stop += 1
+        if stop - start == 1:
+            step = 1
+        piece = g.slice([start], [stop], [axis])
+        if step == 0:
+            piece = piece.sum([axis], keepdims=True)
+        elif step < 0:
+            piece = piece.slice([-1], [-(2**31)], [axis], [-1])
+        begin, end = [0] * g.rank, [0] * g.rank
+        begin[axis] = min(source[start], source[stop - 1])
+        end[axis] = size - begin[axis] - piece.shape[axis]
+        placed = _pad_with_zeros(c, piece, begin, end)
+        total = placed if total is None else total + placed
+        start = stop
+    return total if total is not None else c.op.const(0.0, g.dtype).expand(c.x0.shape)
 
 
 vjp("Pad", _pad, None, _pad_value, None)
@@ -119,3 +163,24 @@ def _tile(c: Context, g: Expr) -> Expr:
 
 
 vjp("Tile", _tile, None)
+
+
+def _depth_axes(c: Context, crd: bool) -> tuple[list[int], list[int]]:
+    """How DepthToSpace splits its input (N, C b b, H, W) before it permutes: the sizes, and the permutation to (N, C, H, b, W, b)."""
+    n, depth, height, width = c.x0.shape
+    b = int(c.attr("blocksize"))
+    channels = depth // (b * b)
+    return ([n, channels, b, b, height, width], [0, 1, 4, 2, 5, 3]) if crd else ([n, b, b, channels, height, width], [0, 3, 4, 1, 5, 2])
+
+
+def _depth_to_space(c: Context, g: Expr) -> Expr:
+    split, perm = _depth_axes(c, c.attr("mode", "DCR") == "CRD")
+    return g.reshape([split[a] for a in perm]).transpose(inverse(perm)).reshape(c.x0.shape)
+
+
+def _space_to_depth(c: Context, g: Expr) -> Expr:
+    return c.op("DepthToSpace", g, blocksize=int(c.attr("blocksize")), mode="DCR")
+
+
+vjp("DepthToSpace", _depth_to_space)
+vjp("SpaceToDepth", _space_to_depth)

@@ -12,6 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ..graph import nbytes, static_shape
+from ..nchwc import NCHWC
+from ..ops import MS
 
 #: MLAS's convolution gives each thread a block of 128 x 128 floats for its slice of the unfolded image.
 _CONV_BLOCK = 4 * 128 * 128
@@ -52,14 +54,15 @@ def _conv_transpose(node: ir.Node, threads: int) -> int:
     return 4 * int(np.prod(weight[1:])) * positions
 
 
-_FORMULAS: dict[str, Callable[[ir.Node, int], int]] = {
-    "Conv": _conv,
-    "ConvGrad": _conv_grad,
-    "ConvTranspose": _conv_transpose,
+_FORMULAS: dict[tuple[str, str], Callable[[ir.Node, int], int]] = {
+    ("", "Conv"): _conv,
+    (NCHWC, "Conv"): lambda node, threads: 0,
+    (MS, "ConvGrad"): _conv_grad,
+    ("", "ConvTranspose"): _conv_transpose,
     # Its scratch is not in the arena: see heap_bytes.
-    "ScatterElements": lambda node, threads: 0,
+    ("", "ScatterElements"): lambda node, threads: 0,
     # The two branches are made separately, then merged.
-    "Where": lambda node, threads: 2 * nbytes(node.outputs[0]),
+    ("", "Where"): lambda node, threads: 2 * nbytes(node.outputs[0]),
 }
 
 
@@ -78,5 +81,5 @@ def known_workspace(node: ir.Node, threads: int = 0) -> int | None:
         node: with static shapes.
         threads: intra-op threads; 0 is one for each core.
     """
-    formula = _FORMULAS.get(node.op_type)
+    formula = _FORMULAS.get((node.domain, node.op_type))
     return None if formula is None else formula(node, threads or os.cpu_count() or 1)

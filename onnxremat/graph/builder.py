@@ -262,7 +262,7 @@ def infer_outputs(node: ir.Node, opset: int | None) -> None:
         inferred = onnx.shape_inference.infer_node_outputs(
             schema, ir.serde.serialize_node(node), types, data, opset_imports=opsets, ir_version=10
         )
-    except onnx.shape_inference.InferenceError as error:
+    except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"the operands of {node.op_type} '{node.name}' do not fit: {reason}") from error
     for value in node.outputs:

@@ -47,6 +47,7 @@ def run_artifact(
     capped: bool = True,
     on_step: Callable[[int, float, float], None] | None = None,
     trainer: Trainer | None = None,
+    accumulate: int = 1,
 ) -> RunResult:
     """Train for some steps.
 
@@ -59,6 +60,7 @@ def run_artifact(
         capped: within the plan's arena.
         on_step: called after each step with its number, loss and seconds.
         trainer: one that has not run a step yet; made where there is none.
+        accumulate: batches of one step.
 
     Raises:
         OutOfBudget: a step exceeded the budget and was stopped.
@@ -72,12 +74,12 @@ def run_artifact(
     base: int | None = None
     after = grown = 0
     for number in range(steps):
-        batch = next(batches)
+        read = [next(batches) for _ in range(accumulate)]
         memory.reset_peak()
         # What reading the data added between two steps is the caller's, not the step's.
         base = memory.resident_bytes() if base is None else base + memory.resident_bytes() - after
         begin = time.perf_counter()
-        losses.append(trainer.train_step(batch))
+        losses.append(trainer.train_step(*read))
         seconds.append(time.perf_counter() - begin)
         grown = max(grown, memory.peak_resident_bytes() - base)
         after = memory.resident_bytes()

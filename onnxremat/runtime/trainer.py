@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,12 +13,14 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
 
-from ..artifact import CHECKPOINT, EVAL, OPTIMIZER, TRAINING, UNSCHEDULED, Artifact, save_checkpoint
+from ..artifact import CHECKPOINT, EVAL, TRAINING, UNSCHEDULED, Artifact, save_checkpoint
 from ..errors import ArtifactError, UsageError
 from ..exporters import InputSpec
 from ..files import whole_folder
 from ..ops import MS
+from ..optimizers import optimizer_groups
 from . import arena
+from .rates import Schedule
 from .session import BoundSession, Options, make_session, with_dropout_seeds
 
 Array = npt.NDArray[Any]
@@ -38,19 +41,29 @@ class Trainer:
         capped: hold the step within the plan's memory by a registered arena (one size per process); off, the session has its own.
         scheduled: run the scheduled step; off, the unscheduled one (the reference).
         seed: of the dropout masks, which are then the same in every session; without one they differ from process to process.
+        schedule: number of the step, counted from 0 -> learning rate; without one ``learning_rate`` is used as it stands.
+        clip_grad_norm: gradients are scaled down to this global norm; None takes the artifact's, 0 leaves them.
 
     Attributes:
-        learning_rate: used by the next update; set it as a schedule demands.
+        learning_rate: used by the next update; the schedule sets it where there is one.
         steps_done: updates so far.
         parameters: trainable and frozen parameters and state, updated in place.
         gradients: accumulated gradients by parameter name (empty where the update is part of the graph).
 
     Raises:
         ArtifactError: the artifact is damaged, or the runtime reorders it or drops recomputes.
+        UsageError: another norm to clip to than the one that is part of the graph.
     """
 
     def __init__(
-        self, artifact: Artifact | str | Path, threads: int = 0, capped: bool = True, scheduled: bool = True, seed: int | None = None
+        self,
+        artifact: Artifact | str | Path,
+        threads: int = 0,
+        capped: bool = True,
+        scheduled: bool = True,
+        seed: int | None = None,
+        schedule: Schedule | None = None,
+        clip_grad_norm: float | None = None,
     ) -> None:
         self.artifact = artifact if isinstance(artifact, Artifact) else Artifact.load(artifact)
         manifest = self.artifact.manifest
@@ -59,6 +72,12 @@ class Trainer:
         self._options = Options(threads=threads)
         self.optimizer = self.artifact.optimizer
         self.learning_rate = self.optimizer.learning_rate
+        self.schedule = schedule
+        self.clip_grad_norm = self.optimizer.clip_grad_norm if clip_grad_norm is None else clip_grad_norm
+        if not math.isfinite(self.clip_grad_norm) or self.clip_grad_norm < 0:
+            raise UsageError(f"a gradient norm of {self.clip_grad_norm} makes no sense: give a number from 0 up")
+        if self.optimizer.in_graph and self.clip_grad_norm != self.optimizer.clip_grad_norm:
+            raise UsageError("the update is part of this artifact's graph, and so is its gradient clipping: compile with another --clip-grad-norm")
         self.steps_done = 0
         self.parameters = {name: np.ascontiguousarray(a) for name, a in self.artifact.parameters().items()}
         self._roles = manifest["roles"]
@@ -76,7 +95,10 @@ class Trainer:
         session = make_session(model if seed is None else with_dropout_seeds(model, seed), self._options)
         self._step = BoundSession(session)
         self._step.bind({name: array for name, array in self._arrays().items() if name in self._step.inputs})
-        self._update = None if in_graph else _Update(self.artifact.file(OPTIMIZER), self._options)
+        self._updates: dict[str, _Update] = {}
+        if not in_graph:
+            for file, names in optimizer_groups(self.optimizer, self._roles["trainable"]).items():
+                self._updates |= dict.fromkeys(names, _Update(self.artifact.file(file), self._options))
         self._eval: BoundSession | None = None
 
     def _arrays(self) -> dict[str, Array]:
@@ -103,24 +125,33 @@ class Trainer:
             for array in group.values():
                 array[...] = 0
 
-    def train_step(self, batch: Mapping[str, npt.ArrayLike]) -> float:
-        """One step: forward, backward, update. Returns the loss.
+    def train_step(self, *batches: Mapping[str, npt.ArrayLike]) -> float:
+        """One step: forward, backward, update. Returns the loss, the mean of several batches.
 
         Args:
-            batch: input and label names to arrays of the artifact's shapes.
+            batches: input and label names to arrays of the artifact's shapes; the gradients of several are averaged.
 
         Raises:
-            UsageError: an array is missing, unknown, or of another shape.
+            UsageError: an array is missing, unknown, or of another shape; or several batches where the update is part of the graph.
             OutOfBudget: the step exceeded its memory; the parameters are as before, but accumulated gradients are not.
         """
-        loss = self.accumulate(batch, fresh=True)
+        if not batches:
+            raise UsageError("a step needs a batch")
+        if len(batches) > 1 and self.optimizer.in_graph:
+            raise UsageError("gradients can't be accumulated where the update is part of the graph: compile for adamw, or sgd without momentum")
+        losses = [self.accumulate(batch, fresh=not number) for number, batch in enumerate(batches)]
+        if len(batches) > 1:
+            for gradient in self.gradients.values():
+                gradient *= np.float32(1 / len(batches))
         self.apply_update()
-        return loss
+        return sum(losses) / len(losses)
 
     def accumulate(self, batch: Mapping[str, npt.ArrayLike], fresh: bool = True) -> float:
         """Forward and backward; gradients replace (``fresh``) or add to the accumulated ones. Returns the loss."""
         self._fill(batch)
         self._reset[...] = fresh
+        if self.schedule is not None:
+            self.learning_rate = self.schedule(self.steps_done)
         self._rate[...] = self.learning_rate
         outputs = self._step.run()
         return float(np.asarray(outputs[0]).reshape(()))
@@ -128,12 +159,23 @@ class Trainer:
     def apply_update(self) -> None:
         """Update the parameters from the accumulated gradients."""
         self.steps_done += 1
-        if self._update is None:
+        if not self._updates:
             return
+        self._clip()
         moments = [(key, suffix) for key, suffix in _MOMENTS.items() if suffix in self.optimizer.moments]
         for name, gradient in self.gradients.items():
             state = {key: self.moments[name + suffix] for key, suffix in moments}
-            self._update.apply(self.parameters[name], gradient, state, self.learning_rate, self.steps_done)
+            self._updates[name].apply(self.parameters[name], gradient, state, self.learning_rate, self.steps_done)
+
+    def _clip(self) -> None:
+        """Scale the gradients to the largest norm (torch.nn.utils.clip_grad_norm_)."""
+        if not self.clip_grad_norm:
+            return
+        squares = [float(np.dot(part, part)) for g in self.gradients.values() for part in _slices(g.reshape(-1))]
+        scale = self.clip_grad_norm / (math.sqrt(math.fsum(squares)) + 1e-6)
+        if scale < 1:
+            for gradient in self.gradients.values():
+                gradient *= np.float32(scale)
 
     def evaluate(self, batch: Mapping[str, npt.ArrayLike]) -> tuple[float, dict[str, Array]]:
         """Loss and model outputs in evaluation mode, parameters as they are now.
@@ -204,6 +246,11 @@ class Trainer:
             if not np.can_cast(array.dtype, spec.dtype, "same_kind"):
                 raise UsageError(f"'{name}' has dtype {array.dtype}, the artifact wants {spec.dtype}")
             self._batch[name][...] = array
+
+
+def _slices(array: Array) -> Iterator[Array]:
+    for start in range(0, array.size, SLICE):
+        yield array[start : start + SLICE]
 
 
 class _Update:

@@ -54,9 +54,7 @@ def _hard_sigmoid(x: torch.Tensor, alpha: float = 0.2, beta: float = 0.5) -> tor
 
 def _clip_from(op: GraphBuilder, x: Expr, aten: str, low: float, high: float) -> list[Expr]:
     """A Clip with the exporter's note of where it comes from."""
-    op.metadata = {
-        "pkg.torch.onnx.fx_node": f"%y : [num_users=1] = call_function[target=torch.ops.aten.{aten}.default](args = (%x,), kwargs = {{}})"
-    }
+    op.metadata = {"pkg.torch.onnx.fx_node": f"%y : [num_users=1] = call_function[target=torch.ops.aten.{aten}.default](args = (%x,), kwargs = {{}})"}
     y = op("Clip", x, low, high)
     op.metadata = {}
     return [y]
@@ -113,10 +111,7 @@ ROWS = [
     ),
     Row("CastLike", [normal(2, 3), normal(1)], lambda x, like: x * 1),
     # Powers
-    *[
-        Row("Pow", [positive(2, 3), const(np.array(p))], lambda x, p: x**p, note=f"to the {p}")
-        for p in (1.0, 2.0, 3.0, 0.5, -1.0, -2.5, 4.0)
-    ],
+    *[Row("Pow", [positive(2, 3), const(np.array(p))], lambda x, p: x**p, note=f"to the {p}") for p in (1.0, 2.0, 3.0, 0.5, -1.0, -2.5, 4.0)],
     *[Row("Pow", [spread(2, 3), const(np.array(p))], lambda x, p: x**p, note=f"any sign to the {p}") for p in (1.0, 2.0, 3.0, 4.0)],
     Row("Pow", [normal(2, 3), const(np.array(2))], lambda x, p: x**p, note="integer exponent"),
     Row("Pow", [positive(2, 3), const(np.array([2.0, 0.5, 3.0]))], lambda x, p: x**p, note="constant exponents"),
@@ -130,6 +125,23 @@ ROWS = [
         note="zero base",
         no_difference="0 ** p is constant only for p > 0",
     ),
+    Row(
+        "Pow",
+        [given(np.array([0.0, 0.0, 0.0, 2.0])), given(np.array([0.0, 1.0, 2.0, 0.0]))],
+        torch.pow,
+        note="zero base and exponents",
+        no_difference="0 ** p is constant only for p > 0",
+    ),
+    Row(
+        "Pow",
+        [given(np.array([0.0, 2.0])), given(np.array([-1.0, -1.0]))],
+        torch.pow,
+        note="zero base negative exponent",
+        no_difference="infinite at zero",
+    ),
+    Row("Pow", [given(np.array([0.0, -1.5, 2.0])), const(np.array([0.0, 0.0, 3.0]))], lambda x, p: x**p, note="constant exponents with zero"),
+    Row("Pow", [given(np.array([0.0, -1.5]))], lambda x: x**0 + x, note="to the 0", build=lambda op, x: [op("Pow", x[0], 0.0) + x[0]]),
+    Row("Pow", [spread(2, 3), given(np.array([2, 3, 0]))], lambda x, p: x**p, note="integer exponents not constant", step=1e-3),
     Row("Pow", [positive(2, 2), Same(0)], lambda x: x**x, note="same tensor twice"),
     Row("Pow", [given(np.array([[0.0, 1.5]])), const(np.array(1.0))], lambda x, p: x**p, note="zero to the first"),
     # Bounds
@@ -193,6 +205,26 @@ ROWS = [
         lambda *x: torch.minimum(torch.minimum(x[0], x[1]), x[2]),
         note="three",
     ),
+    *[
+        Row(
+            op,
+            [given(np.array([1.0, 2.0, 3.0, 1.0])), given(np.array([1.0, 2.0, 1.0, 3.0])), given(np.array([1.0, 0.0, 3.0, 3.0]))],
+            lambda *x, f=function: f(f(x[0], x[1]), x[2]),
+            note="three ties",
+            no_difference=TIES,
+        )
+        for op, function in (("Max", torch.maximum), ("Min", torch.minimum))
+    ],
+    Row(
+        "Max",
+        [spread(2, 3), const(np.array(0.1)), spread(3, low=-1.7, high=1.9), const(np.array([[-0.3]]))],
+        lambda *x: torch.maximum(torch.maximum(torch.maximum(x[0], x[1]), x[2]), x[3]),
+        note="constants between",
+        step=4e-3,
+    ),
+    Row("Min", [const(np.array(0.1)), spread(2, 3)], lambda a, x: torch.minimum(a, x), note="a constant first", step=4e-3),
+    Row("Max", [given(np.array([-np.inf, 1.0])), given(np.array([-np.inf, np.inf]))], torch.maximum, note="infinities", no_difference=TIES),
+    Row("Where", [const(np.array([True, False])), normal(2), Same(1)], lambda c, x: x * 1, note="same tensor twice"),
     # A relu6 by constants
     Row("Max", [spread(3, 2), const(np.array(0.0))], lambda x, b: x.clamp(min=b), note="with a constant"),
     Row("Sum", [normal(2, 3), normal(3), normal()], lambda a, b, c: a + b + c, note="broadcast"),
@@ -212,5 +244,15 @@ ROWS = [
     *[
         Row("Mul", [spread(2, 3)], lambda x, f=function: x * f(x), note=f"by its {op}", build=lambda b, x, op=op: [x[0] * b(op, x[0])])
         for op, function in (("Sign", torch.sign), ("Floor", torch.floor), ("Ceil", torch.ceil), ("Round", torch.round))
+    ],
+    *[
+        Row(
+            "Mul",
+            [spread(2, 3)],
+            lambda x, f=function: x * f(x),
+            note=f"by its {op}",
+            build=lambda b, x, op=op: [x[0] * b(op, x[0]).cast(x[0].dtype)],
+        )
+        for op, function in (("IsNaN", torch.isnan), ("IsInf", torch.isinf), ("Hardmax", lambda x: F.one_hot(x.argmax(-1), x.shape[-1])))
     ],
 ]

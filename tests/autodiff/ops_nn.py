@@ -131,6 +131,7 @@ ROWS = [
     _conv("1-D large", (1, 1, 410), (1, 1, 3), pads=[1, 1]),
     _conv("3-D", (1, 2, 4, 3, 3), (2, 2, 2, 2, 2), pads=[1, 0, 0, 0, 1, 0]),
     _conv("3-D stride grouped", (1, 2, 4, 5, 4), (2, 1, 2, 2, 2), group=2, strides=[2, 2, 1]),
+    _conv("empty batch", (0, 2, 4, 4), (2, 2, 3, 3)),
     # Transposed convolution
     _conv_transpose("2x2 stride 2", (2, 3, 3, 2), (3, 2, 2, 2), strides=[2, 2]),
     _conv_transpose("no bias", (1, 2, 3, 3), (2, 3, 3, 3), bias=False),
@@ -141,6 +142,7 @@ ROWS = [
     _conv_transpose("depthwise", (1, 3, 3, 3), (3, 1, 3, 3), group=3, pads=[1, 1, 1, 1]),
     _conv_transpose("dilated", (1, 2, 3, 3), (2, 2, 2, 2), dilations=[2, 2]),
     _conv_transpose("asymmetric pads", (1, 1, 4, 4), (1, 2, 3, 3), pads=[1, 0, 0, 2], strides=[2, 2]),
+    _conv_transpose("no elements", (0, 2, 3, 3), (2, 1, 2, 2)),
     _conv_transpose("1-D", (2, 2, 4), (2, 3, 3), strides=[2], pads=[1, 0], output_padding=[1]),
     _conv_transpose("1-D grouped", (1, 4, 3), (4, 1, 2), group=2, dilations=[2]),
     _conv_transpose("3-D", (1, 2, 2, 2, 3), (2, 1, 2, 2, 2), strides=[2, 1, 1]),

@@ -32,7 +32,87 @@ def _pad(note: str, shape: tuple[int, ...], pads: list[int], *rest: object, torc
     return Row("Pad", [normal(*shape), const(np.array(pads)), *rest], lambda x, *_: F.pad(x, torch_pads, value=value), note=note, step=0.25)  # type: ignore[list-item]
 
 
+def _pad_like(note: str, shape: tuple[int, ...], pads: list[int], mode: str, axes: list[int] | None = None) -> Row:
+    """Cropped where the pads are negative, and padded as NumPy does."""
+    operands = [normal(*shape), const(np.array(pads))] + ([None, const(np.array(axes))] if axes is not None else [])
+
+    def reference(x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        half = len(pads) // 2
+        for axis, begin, end in zip(axes or range(x.ndim), pads[:half], pads[half:], strict=True):
+            kept = np.arange(x.shape[axis])[max(0, -begin) : x.shape[axis] - max(0, -end)]
+            source = np.pad(kept, (max(0, begin), max(0, end)), mode=mode)  # type: ignore[call-overload]
+            x = x.index_select(axis, torch.from_numpy(source))
+        return x
+
+    return Row("Pad", operands, reference, {"mode": mode}, note=f"{mode} {note}", step=0.25)
+
+
+def _to_depth(x: torch.Tensor, b: int) -> torch.Tensor:
+    n, c, h, w = x.shape
+    return x.reshape(n, c, h // b, b, w // b, b).permute(0, 3, 5, 1, 2, 4).reshape(n, c * b * b, h // b, w // b)
+
+
+def _to_space(x: torch.Tensor, b: int) -> torch.Tensor:
+    n, c, h, w = x.shape
+    return x.reshape(n, b, b, c // (b * b), h, w).permute(0, 3, 4, 1, 5, 2).reshape(n, c // (b * b), h * b, w * b)
+
+
+def _center(x: torch.Tensor, to: tuple[int, ...]) -> torch.Tensor:
+    for axis, size in enumerate(to):
+        missing = size - x.shape[axis]
+        if missing < 0:
+            x = x.narrow(axis, -missing // 2, size)
+        else:
+            pads = [0] * (2 * x.ndim)
+            pads[2 * (x.ndim - 1 - axis)], pads[2 * (x.ndim - 1 - axis) + 1] = missing // 2, missing - missing // 2
+            x = F.pad(x, pads)
+    return x
+
+
 ROWS = [
+    *[
+        _pad_like(note, shape, pads, mode)
+        for mode in ("reflect", "edge", "wrap")
+        for note, shape, pads in (
+            ("both ends", (4, 5), [1, 2, 2, 1]),
+            ("one end", (3, 4), [0, 0, 0, 3]),
+            ("image", (1, 2, 4, 3), [0, 0, 2, 1, 0, 0, 1, 2]),
+            ("nothing", (2, 3), [0, 0, 0, 0]),
+            ("cropped", (5, 4), [-1, 0, 2, -2]),
+            ("widest", (3, 2), [2, 1, 2, 1]),
+        )
+    ],
+    _pad_like("on given axes", (2, 3, 4), [1, 2], "reflect", [-1]),
+    _pad_like("far", (2, 3), [0, 9, 3, 4], "edge"),
+    Row("SpaceToDepth", [normal(2, 2, 4, 6)], lambda x: _to_depth(x, 2), {"blocksize": 2}, step=0.25),
+    Row("SpaceToDepth", [normal(1, 1, 3, 6)], lambda x: _to_depth(x, 3), {"blocksize": 3}, note="3", step=0.25),
+    Row("DepthToSpace", [normal(2, 8, 2, 3)], lambda x: _to_space(x, 2), {"blocksize": 2}, step=0.25),
+    Row("DepthToSpace", [normal(2, 8, 2, 3)], lambda x: F.pixel_shuffle(x, 2), {"blocksize": 2, "mode": "CRD"}, note="column first", step=0.25),
+    *[
+        Row(
+            "CenterCropPad",
+            [normal(4, 5)],
+            lambda x, to=to: _center(x, to),
+            note=f"to {to}",
+            normalized=True,
+            build=lambda op, x, to=to: op.node("CenterCropPad", x[0], np.array(to), like=[(to, x[0].dtype)]),
+            step=0.25,
+        )
+        for to in ((2, 8), (3, 4), (7, 2), (4, 5), (1, 6))
+    ],
+    Row(
+        "CenterCropPad",
+        [normal(2, 3, 4)],
+        lambda x: _center(x.transpose(0, 2), (2, 3, 3)).transpose(0, 2),
+        note="on given axes",
+        normalized=True,
+        build=lambda op, x: op.node("CenterCropPad", x[0], np.array([3, 2]), axes=[0, -1], like=[((3, 3, 2), x[0].dtype)]),
+        step=0.25,
+    ),
+    Row("Expand", [normal(2, 1), const(np.array([2, 0]))], lambda x, _: x.expand(2, 0), note="to no elements"),
+    Row("Tile", [normal(2, 3), const(np.array([0, 1]))], lambda x, _: x.repeat(0, 1), note="no copies"),
+    Row("Transpose", [normal(0, 3)], lambda x: x.T, note="no elements"),
+    Row("Slice", [normal(0, 3), const(np.array([0])), const(np.array([2])), const(np.array([1]))], lambda x, *_: x[:, :2], note="of no rows"),
     Row("Reshape", [normal(2, 6), const(np.array([3, -1]))], lambda x, _: x.reshape(3, 4)),
     Row("Reshape", [normal(2, 6), const(np.array([0, 2, 3]))], lambda x, _: x.reshape(2, 2, 3), note="zero copies"),
     Row("Reshape", [normal(1, 1), const(np.array([], np.int64))], lambda x, _: x.reshape(()), note="to rank 0"),

@@ -8,15 +8,26 @@ import onnx_ir as ir
 import pytest
 
 from onnxremat.autodiff import Vjp, registered
+from tests.autodiff.ops_activations import ROWS as ACTIVATIONS
+from tests.autodiff.ops_einsum import ROWS as EINSUM
 from tests.autodiff.ops_elementwise import ROWS as ELEMENTWISE
 from tests.autodiff.ops_indexing import ROWS as INDEXING
 from tests.autodiff.ops_linalg import ROWS as LINALG
+from tests.autodiff.ops_microsoft import ROWS as MICROSOFT
 from tests.autodiff.ops_nn import ROWS as NN
+from tests.autodiff.ops_normalization import ROWS as NORMALIZATION
+from tests.autodiff.ops_pooling import ROWS as POOLING
+from tests.autodiff.ops_recurrent import ROWS as RECURRENT
 from tests.autodiff.ops_reduction import ROWS as REDUCTION
+from tests.autodiff.ops_resample import ROWS as RESAMPLE
+from tests.autodiff.ops_sequences import ROWS as SEQUENCES
 from tests.autodiff.ops_shape import ROWS as SHAPE
 from tests.autodiff.support import Row, assert_close, difference_gradients, engine_gradients, torch_gradients
 
-ROWS = [*ELEMENTWISE, *REDUCTION, *SHAPE, *INDEXING, *LINALG, *NN]
+ROWS = [
+    *(*ELEMENTWISE, *REDUCTION, *SHAPE, *INDEXING, *LINALG, *NN, *NORMALIZATION),
+    *(*EINSUM, *RECURRENT, *MICROSOFT, *ACTIVATIONS, *POOLING, *RESAMPLE, *SEQUENCES),
+]
 PARAMETERS = [pytest.param(row, id=row.name) for row in ROWS]
 DIFFERENCES = [pytest.param(row, id=row.name) for row in ROWS if not row.no_difference]
 

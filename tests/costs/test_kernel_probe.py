@@ -17,6 +17,7 @@ from onnxremat.costs import analytic_costs
 from onnxremat.costs.analytic import Machine, flops
 from onnxremat.costs.measured import probe_kernels, single_node_model
 from onnxremat.costs.workspace import known_workspace
+from onnxremat.nchwc import NCHWC
 from onnxremat.ops import MS, traits
 from onnxremat.runtime import worker
 
@@ -138,6 +139,12 @@ def _conv(n: int, c: int, m: int, size: int, kernel: int, stride: int = 1, group
     return _node("Conv", [_value("x", (n, c, size, size)), _value("w", (m, c // group, kernel, kernel))], [(n, m, out, out)], **attributes)
 
 
+def _blocked_conv(n: int, c: int, m: int, size: int, kernel: int) -> ir.Node:
+    plain = _conv(n, c, m, size, kernel)
+    inputs = [v for v in plain.inputs if v is not None]
+    return _node("Conv", inputs, [(n, m, size, size)], NCHWC, **{a.name: a.value for a in plain.attributes.values()})
+
+
 def _conv_grad(n: int, c: int, m: int, size: int, kernel: int) -> ir.Node:
     inputs = [_value("dy", (n, m, size, size)), _value("x", (n, c, size, size)), _value("w", (m, c, kernel, kernel))]
     attributes = {"pads": [kernel // 2] * 4, "strides": [1, 1], "kernel_shape": [kernel] * 2, "group": 1, "dilations": [1, 1]}
@@ -161,6 +168,7 @@ SCRATCH = {
     "conv narrow": (_conv(2, 32, 32, 64, 3), 0),
     "conv pointwise": (_conv(2, 64, 64, 64, 1), 0),
     "conv depthwise": (_conv(2, 64, 64, 64, 3, group=64), 0),
+    "conv blocked": (_blocked_conv(2, 256, 512, 20, 3), 0),
     "conv grad": (_conv_grad(2, 32, 32, 64, 3), 4 * MIB),
     "conv grad 5x5": (_conv_grad(2, 16, 24, 64, 5), 6 * MIB),
     "conv transpose": (_conv_transpose(2, 128, 64, 64), 4 * MIB),
@@ -171,7 +179,7 @@ SCRATCH = {
 @pytest.fixture(scope="module")
 def scratch() -> dict[str, int]:
     nodes = [node for node, _ in SCRATCH.values()]
-    return dict(zip(SCRATCH, probe_kernels(nodes, {"": 20, MS: 1}, threads=1), strict=True))
+    return dict(zip(SCRATCH, probe_kernels(nodes, {"": 20, MS: 1, NCHWC: 1}, threads=1), strict=True))
 
 
 @pytest.mark.parametrize("case", list(SCRATCH))
