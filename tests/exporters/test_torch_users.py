@@ -1,0 +1,96 @@
+"""What torch users write: padding rows, checkpoints, in-place dropout, bags, masks, in the training step and against torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
+
+from onnxremat.exporters import ExportError, InputSpec, export_torch
+from onnxremat.exporters.checkpoints import CHECKPOINT
+from tests.models.training import assert_trains_as_torch
+
+
+class Bag(nn.Module):
+    def __init__(self, **options: object) -> None:
+        super().__init__()
+        self.bag, self.out = nn.EmbeddingBag(11, 6, **options), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.bag(x))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.first, self.reentrant = nn.Linear(8, 8), reentrant
+        self.region = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Dropout(0.1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.region, self.first(x), use_reentrant=self.reentrant)
+
+
+class Probabilities(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.out(x), target.softmax(-1), label_smoothing=0.1)
+
+
+class Translation(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Transformer(8, 2, 1, 1, 16, dropout=0.1, batch_first=True)
+
+    def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return self.model(source, target, tgt_mask=nn.Transformer.generate_square_subsequent_mask(target.shape[1]))
+
+
+IDS = "x=4x6:int64:11"
+MODELS: dict[str, tuple[Callable[[], nn.Module], list[str], str | None]] = {
+    "padding row": (lambda: nn.Sequential(nn.Embedding(11, 6, padding_idx=2), nn.Linear(6, 3)), [IDS], "mse"),
+    "negative padding row": (lambda: nn.Sequential(nn.Embedding(11, 6, padding_idx=-1), nn.Linear(6, 3)), [IDS], "mse"),
+    "sparse embedding": (lambda: nn.Sequential(nn.Embedding(11, 6, sparse=True), nn.Linear(6, 3)), [IDS], "mse"),
+    "bag mean": (Bag, [IDS], "mse"),
+    "bag sum with padding": (lambda: Bag(mode="sum", padding_idx=0), [IDS], "mse"),
+    "bag mean with padding": (lambda: Bag(padding_idx=0), [IDS], "mse"),
+    "bag max with padding": (lambda: Bag(mode="max", padding_idx=0), [IDS], "mse"),
+    "checkpoint": (lambda: Checkpointed(False), ["x=4x8"], "mse"),
+    "reentrant checkpoint": (lambda: Checkpointed(True), ["x=4x8"], "mse"),
+    "in-place dropout": (lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2, inplace=True), nn.ReLU(inplace=True)), ["x=4x8"], "mse"),
+    "channel dropout": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout2d(0.3)), ["x=2x3x6x6"], "mse"),
+    "class probabilities": (Probabilities, ["x=4x8", "target=4x5"], None),
+    "nn.Transformer": (Translation, ["source=2x6x8", "target=2x5x8"], "mse"),
+    "unfold and fold": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Unfold(2), nn.Fold((6, 6), 2)), ["x=2x3x8x8"], "mse"),
+    "spectral norm": (lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(8, 5))), ["x=4x8"], "mse"),
+    "weight norm": (lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(8, 5))), ["x=4x8"], "mse"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_trains_as_torch(name: str) -> None:
+    build, inputs, loss = MODELS[name]
+    torch.default_generator.manual_seed(0)
+    assert_trains_as_torch(build(), inputs, (), loss)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_regions_are_kept_as_hints(reentrant: bool) -> None:
+    graph = export_torch(Checkpointed(reentrant), [InputSpec("x", (4, 8))])
+    marked = [node.op_type for node in graph.model.graph if CHECKPOINT in node.metadata_props]
+    assert marked == ["Gemm", "Gelu", "Dropout"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [({"scale_grad_by_freq": True}, "scale_grad_by_freq"), ({"max_norm": 1.0}, "max_norm")], ids=["frequency", "norm"]
+)
+def test_embeddings_that_onnx_cannot_say(options: dict[str, object], words: str) -> None:
+    with pytest.raises(ExportError, match=words):
+        export_torch(nn.Sequential(nn.Embedding(11, 6, **options)), [InputSpec("0", (4,), "int64", 11)])
