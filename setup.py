@@ -4,6 +4,7 @@
 a ``scheduler.py`` or a ``models/`` beside its scripts.  In a source checkout three relative symlinks serve the same import paths.
 """
 
+import os
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
@@ -32,6 +33,14 @@ setup(
     package_dir=package_dir,
     # Libraries without a line of Python in them, loaded by ctypes. Without a compiler the package installs too, and plans more slowly.
     ext_modules=[
+        Extension(
+            "onnxremat.scheduler._annealer",
+            ["scheduler/_annealer.c"],
+            # Without fused multiply-adds, so that it rounds as its Python twin does.
+            extra_compile_args=[] if os.name == "nt" else ["-O3", "-ffp-contract=off"],
+            libraries=[] if os.name == "nt" else ["m"],
+            optional=True,
+        ),
         Extension("onnxremat.placement._arena", ["onnxremat/placement/_arena.c"], optional=True),
     ],
     package_data={
@@ -52,6 +61,8 @@ setup(
         "cpu": ["onnxruntime-training-cpu==1.19.2"],
         "cuda": ["onnxruntime-training==1.19.2"],
         "stock": ["onnxruntime"],
+        # For the strategy of that name; wants an older protobuf than constraints.txt pins.
+        "moccasin": ["ortools>=9.12"],
         # Needed to export a PyTorch model and to compare with torch; not needed to train.
         "torch": ["torch>=2.13"],
         "dev": [

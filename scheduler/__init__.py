@@ -1,12 +1,14 @@
 """Problem -> Plan: schedules a training step within a memory budget by recomputing and reordering; knows neither onnx nor torch.
 
 Importing it loads numpy and nothing heavier; scipy is imported by the strategies that need it, when they run.  The functions
-``evaluate``, ``solve``, ``validate`` and ``strategies`` hide the modules of the same name behind them; ``from .evaluate import ...`` works.
+``compare``, ``evaluate``, ``solve``, ``validate`` and ``strategies`` hide the modules of the same name behind them; ``from .evaluate import
+...`` works.
 """
 
 from __future__ import annotations
 
 from .bounds import bytes_floor, seconds_floor
+from .compare import Outcome, compare
 from .errors import Infeasible, PlanError, ProblemError, StrategyError
 from .evaluate import Evaluation, evaluate
 from .plan import Plan, Step
@@ -20,6 +22,7 @@ __all__ = [
     "Evaluation",
     "Infeasible",
     "Op",
+    "Outcome",
     "Plan",
     "PlanError",
     "Problem",
@@ -30,6 +33,7 @@ __all__ = [
     "Tensor",
     "Transfer",
     "bytes_floor",
+    "compare",
     "evaluate",
     "lower_bound",
     "minimum_budget",

@@ -30,7 +30,7 @@ def _check_numbers(problem: Problem) -> None:
             raise _fail(problem, f"tensor {tensor.name!r}: bytes must be an integer from 0 to 2**52, not {tensor.bytes!r}")
     for op in problem.ops:
         if not is_duration(op.seconds):
-            raise _fail(problem, f"op {op.name!r}: {problem.unit} must be a finite number, zero or more, not {op.seconds!r}")
+            raise _fail(problem, f"op {op.name!r}: {problem.unit} must be a finite number from 0 to 1e100, not {str(op.seconds)[:40]}")
         if not is_size(op.workspace_bytes):
             raise _fail(problem, f"op {op.name!r}: workspace_bytes must be an integer from 0 to 2**52, not {op.workspace_bytes!r}")
         if op.phase not in PHASES:

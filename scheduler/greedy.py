@@ -17,6 +17,8 @@ __all__ = ["Weights", "walk"]
 _NEVER = 1 << 60
 # Chains longer than this are priced as if they ended here; the price only ranks candidates.
 _PRICED_OPS = 400
+# Ops looked at for prices before a walk is given up: it thrashes, and the limit keeps its end a matter of work rather than of time.
+_LOOKED_AT = 3_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class _Walk:
         # Storages that cannot be made again at every later time have to wait for the evicted ones that depend on them.
         self.fragile = [not reduced.rerun[p] or bool(reduced.killers_again[p]) for p in reduced.producer]
         self.evicted = 0
+        self.looked_at = 0
 
     def next_use(self, s: int) -> int:
         uses = self.uses[s]
@@ -74,6 +77,7 @@ class _Walk:
         own = r.producer[s]
         while stack:
             u = stack.pop()
+            self.looked_at += 1
             for o in r.readers[u]:
                 if not self.ran[o] or not r.rerun[o] or u not in r.again[o]:
                     continue
@@ -100,6 +104,9 @@ class _Walk:
                 if not self.here[u] and r.producer[u] not in seen:
                     seen.add(r.producer[u])
                     stack.append(r.producer[u])
+        self.looked_at += len(seen)
+        if self.looked_at > _LOOKED_AT or time.monotonic() > self.deadline:
+            raise _Stuck
         return total if len(seen) <= _PRICED_OPS else total * len(seen)
 
     def drop(self, s: int) -> None:

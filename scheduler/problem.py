@@ -5,7 +5,6 @@ Bytes are integers; seconds are floats (or the unit that :attr:`Problem.unit` na
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +18,8 @@ __all__ = ["Op", "Problem", "Tensor", "Transfer"]
 PHASES = ("forward", "backward", "update")
 # Sums of bytes are kept exactly in float64 by the solvers and in int64 by the evaluator.
 MAX_BYTES = 2**52
+# Sums of seconds stay finite.
+MAX_SECONDS = 1e100
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,5 +159,5 @@ def is_size(value: object) -> bool:
 
 
 def is_duration(value: object) -> bool:
-    """Whether a value is a finite number of seconds, zero or more."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    """Whether a value is a number of seconds from 0 to the largest that sums stay finite for."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MAX_SECONDS

@@ -3,10 +3,15 @@
 A view costs no memory, so a solver need not decide about it: whoever reads a view reads its storage, and when a sequence of the reduced
 ops is expanded, each view is made anew right before the first reader that finds it bound to an older instance.  At that place it reads
 only what is alive anyway, so the peak does not rise.
+
+An op that computes something and passes on a view of what it reads as well (a kernel that updates a buffer in place) may not run again as
+long as the buffer could be made anew between it and the view's readers.  Where the buffer comes from an op that reads nothing, such as a
+constant of zeros, and nobody else reads it, both become one reduced op, which may.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -42,6 +47,7 @@ class Reduced:
         held: whether the storage is held to the end of the step.
         readers: per storage, the reduced ops that read it.
         merged: per op of the problem, whether it makes views only and is run where they are needed.
+        led: per reduced op, the ops of the problem that run right before it each time, as parts of it.
     """
 
     problem: Problem
@@ -62,6 +68,7 @@ class Reduced:
     held: list[bool] = field(default_factory=list)
     readers: list[tuple[int, ...]] = field(default_factory=list)
     merged: list[bool] = field(default_factory=list)
+    led: list[tuple[int, ...]] = field(default_factory=list)
 
     @property
     def count(self) -> int:
@@ -72,6 +79,18 @@ class Reduced:
     def resident(self) -> int:
         """Bytes held during the whole step."""
         return self.problem.resident_bytes
+
+    def contract(self, sequence: Sequence[int]) -> list[int]:
+        """The sequence of reduced ops behind a sequence of the problem's ops: the views are left out, but for those that must run."""
+        of = {o: r for r, o in enumerate(self.op)}
+        out: list[int] = []
+        seen: set[int] = set()
+        for o in sequence:
+            r = of.get(o)
+            if r is not None and not (self.merged[o] and r in seen):
+                seen.add(r)
+                out.append(r)
+        return out
 
     def expand(self, sequence: Sequence[int]) -> list[int]:
         """The sequence of the problem's ops for a sequence of reduced ops.
@@ -125,6 +144,8 @@ class Reduced:
                 continue
             for t in index.again_reads[o] if ran[o] else index.first_reads[o]:
                 refresh(t)
+            for part in self.led[r]:
+                emit(part)
             emit(o)
         return out
 
@@ -138,11 +159,15 @@ def reduce_problem(problem: Problem) -> Reduced:
     pure = [
         bool(op.outputs)
         and not op.writes
+        # What its scratch memory adds at the place where it is made is nothing that a solver of the reduced problem could see.
+        and not op.workspace_bytes
         and all(tensors[t].alias_of >= 0 and index.root[t] not in op.outputs for t in op.outputs)
         and {*index.first_old[i], *index.again_old[i]} <= {index.root[t] for t in op.outputs}
         for i, op in enumerate(ops)
     ]
     reduced.merged = pure
+    parts = _parts(problem, pure)
+    leader = {part: o for o, led in parts.items() for part in led}
     storage: dict[int, int] = {}
     resolved: list[tuple[int, ...]] = [() for _ in tensors]
     certain: list[tuple[int, ...]] = [() for _ in tensors]
@@ -175,11 +200,19 @@ def reduce_problem(problem: Problem) -> Reduced:
                     frozen.add(reduced.producer[storage[r]])
             if not index.required[i]:
                 continue
+        if i in leader:
+            continue
         r = len(reduced.op)
+        led = parts.get(i, ())
         reduced.op.append(i)
-        reduced.cost.append(float(op.seconds))
-        reduced.workspace.append(op.workspace_bytes)
+        reduced.led.append(led)
+        reduced.cost.append(math.fsum(ops[o].seconds for o in (*led, i)))
+        reduced.workspace.append(max(ops[o].workspace_bytes for o in (*led, i)))
         outs: list[int] = []
+        inner = {t for o in led for t in ops[o].outputs}
+        for t in sorted(inner):
+            storage[t] = add_storage(tensors[t].bytes, r, False)
+            outs.append(storage[t])
         if not pure[i]:
             for t in op.outputs:
                 if tensors[t].alias_of < 0:
@@ -190,7 +223,7 @@ def reduce_problem(problem: Problem) -> Reduced:
                 base = index.root[t]
                 if tensors[t].alias_of < 0:
                     continue
-                if base in op.outputs:
+                if base in op.outputs or base in inner:
                     resolved[t] = certain[t] = (storage[base],)
                     reduced.held[storage[base]] |= tensors[t].output
                     continue
@@ -215,7 +248,9 @@ def reduce_problem(problem: Problem) -> Reduced:
         pairs: dict[int, int] = {}
         for a, b in op.inplace:
             source, target = storage.get(index.root[a]), storage.get(b)
-            if source is not None and target is not None and reduced.size[source] == reduced.size[target] and target not in pairs.values():
+            if source is None or target is None or index.root[a] in inner:
+                continue
+            if reduced.size[source] == reduced.size[target] and target not in pairs.values():
                 pairs.setdefault(source, target)
         reduced.takeover.append(pairs)
     for r in frozen:
@@ -227,6 +262,28 @@ def reduce_problem(problem: Problem) -> Reduced:
             readers[s][r] = None
     reduced.readers = [tuple(x) for x in readers]
     return reduced
+
+
+def _parts(problem: Problem, pure: list[bool]) -> dict[int, tuple[int, ...]]:
+    """Per op that passes on a view of a buffer of its own, and could not run again otherwise, the ops that make such buffers."""
+    ops, tensors, index = problem.ops, problem.tensors, problem.index
+    found: dict[int, tuple[int, ...]] = {}
+    for i, op in enumerate(ops):
+        if pure[i] or op.pinned or op.recompute_inputs is not None:
+            continue
+        roots = {index.root[t] for t in op.outputs if tensors[t].alias_of >= 0 and not index.persistent[t]}
+        made = sorted({tensors[r].producer for r in roots if r not in op.outputs})
+        if made and all(
+            not index.first_reads[p]
+            and not index.first_old[p]
+            and ops[p].recompute_inputs is None
+            and not ops[p].pinned
+            and not ops[p].writes
+            and all(tensors[t].alias_of < 0 and not tensors[t].output and index.readers[t] == (i,) for t in ops[p].outputs)
+            for p in made
+        ):
+            found[i] = tuple(made)
+    return found
 
 
 def _name_killers(reduced: Reduced) -> None:

@@ -8,6 +8,7 @@ optimum of its linear relaxation, bound the seconds from below.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from typing import Any
@@ -18,10 +19,18 @@ from .bounds import inplace_credit
 from .errors import StrategyError
 from .reduce import Reduced
 
-__all__ = ["best_bound", "memory_paths", "stage_bound"]
+__all__ = ["best_bound", "memory_paths", "rounded_up", "stage_bound"]
 
 # Variables beyond which a relaxation takes longer than it is worth by default.
 _VARIABLES = 60_000
+# Share of the room that the storages left out of a large program take together.
+_IGNORED = 0.01
+# Numbers of stages that are tried.
+_STAGES = (3, 4, 6, 9, 14, 20, 32, 52, 80)
+# Share of the time for integer programs, and the seconds that one of them should have.
+_INTEGER_SHARE, _INTEGER_SECONDS = 0.55, 4.0
+# Relative distance at which a bound meets a plan: what is taken off for the solver's rounding, and a little.
+_ENOUGH = 4e-6
 
 
 def memory_paths(reduced: Reduced, stages: int) -> list[list[int]]:
@@ -46,29 +55,63 @@ def memory_paths(reduced: Reduced, stages: int) -> list[list[int]]:
             o = back[o]
         path.reverse()
         if len(path) > stages:
-            # Stages may skip ops of the path: their first runs are still ordered.  The ends carry the least memory and go first.
-            path = [path[round(k * (len(path) - 1) / (stages - 1))] for k in range(stages)] if stages > 1 else path[:1]
+            # Stages may skip ops of the path: their first runs are still ordered.  Of each stretch the op that needs most binds most.
+            cuts = [k * len(path) // stages for k in range(stages + 1)]
+            path = [max(path[a:b], key=lambda x: (working[x], -x)) for a, b in itertools.pairwise(cuts)]
         if path not in paths:
             paths.append(path)
     return paths
 
 
-def best_bound(reduced: Reduced, budget: int, seconds: float) -> float:
-    """The best bound that linear and integer relaxations of a few paths prove within ``seconds`` of wall time; 0 where none."""
+def best_bound(reduced: Reduced, budget: int, seconds: float, enough: float = math.inf) -> float:
+    """The best bound that linear and integer relaxations prove within ``seconds`` of wall time; 0 where none.
+
+    Linear relaxations with few stages often bind more than those with many: half of an input, held over two stages, makes a whole output
+    there.  So stages of all numbers are tried, and the integer programs of the best ones, which with few stages are quick.
+
+    Args:
+        reduced: the problem.
+        budget: bytes, resident ones included.
+        seconds: wall time.
+        enough: the cost of a plan: a bound that meets it ends the work.
+    """
     deadline = time.monotonic() + seconds
-    stages = max(4, min(80, _VARIABLES // max(1, reduced.count + len(reduced.size))))
-    paths = memory_paths(reduced, stages)
-    best = 0.0
-    for whole in (False, True):
-        for k, path in enumerate(paths):
-            left = (deadline - time.monotonic()) / (len(paths) - k)
-            if left > 0.05:
-                bound = stage_bound(reduced, budget, path, left, whole)
-                best = max(best, bound if math.isfinite(bound) else 0.0)
-    return best
+    size = max(1, reduced.count + len(reduced.size))
+    ignored = 0.0 if size * _STAGES[-1] <= _VARIABLES else _IGNORED
+    most = max(_STAGES[0], _VARIABLES // size)
+    best, ranked = 0.0, []
+    linear = deadline - _INTEGER_SHARE * seconds
+    paths: list[list[int]] = []
+    for stages in _STAGES:
+        paths += [path for path in memory_paths(reduced, stages) if path not in paths and stages <= most]
+    for path in paths:
+        left = linear - time.monotonic()
+        if left > 0.02 and best < enough * (1 - _ENOUGH):
+            bound = stage_bound(reduced, budget, path, left, False, ignored)
+            bound = bound if math.isfinite(bound) else 0.0
+            best = max(best, bound)
+            ranked.append((-bound, len(path), path))
+    ranked.sort()
+    # The first ones get a fair time each; what they leave over goes to the others, until the bound meets what it is compared with.
+    fair = max(1, min(4, int(_INTEGER_SHARE * seconds / _INTEGER_SECONDS)))
+    for k, (_, _, path) in enumerate(ranked):
+        left = (deadline - time.monotonic()) / max(1, fair - k)
+        if left > 0.05 and rounded_up(reduced, best) < enough * (1 - _ENOUGH):
+            bound = stage_bound(reduced, budget, path, left, True, ignored)
+            best = max(best, bound if math.isfinite(bound) else 0.0)
+    return rounded_up(reduced, best)
 
 
-def stage_bound(reduced: Reduced, budget: int, path: list[int], seconds: float, whole: bool = False) -> float:
+def rounded_up(reduced: Reduced, bound: float) -> float:
+    """The least cost, not below the bound, that a sequence can have: a sum of costs that are multiples of one integer is one as well."""
+    costs = [op.seconds for op in reduced.problem.ops]
+    if not all(float(c).is_integer() and c < 2**40 for c in costs):
+        return bound
+    unit = math.gcd(*(int(c) for c in costs))
+    return max(bound, float(unit * math.ceil((bound / unit) * (1 - 1e-9)))) if unit else bound
+
+
+def stage_bound(reduced: Reduced, budget: int, path: list[int], seconds: float, whole: bool = False, ignored: float = 0.0) -> float:
     """The bound that one path proves.
 
     Args:
@@ -77,6 +120,8 @@ def stage_bound(reduced: Reduced, budget: int, path: list[int], seconds: float, 
         path: ops whose first runs come in this order in every valid sequence.
         seconds: wall time for the solver.
         whole: solve the integer program (its dual bound counts when time runs out) rather than its linear relaxation.
+        ignored: the smallest storages, of this share of the activations' room together, are taken to need no bytes, which makes the
+            program smaller and the bound a little weaker.
 
     Returns:
         Seconds below which no sequence within the budget stays; 0 where the solver proves nothing in time, infinity where it proves that
@@ -87,16 +132,26 @@ def stage_bound(reduced: Reduced, budget: int, path: list[int], seconds: float, 
         from scipy.sparse import coo_matrix
     except ImportError as error:
         raise StrategyError("the stage bound needs scipy, which is not installed; ask for no bound") from error
-    n, m, k = reduced.count, len(reduced.size), len(path)
-    total = sum(reduced.cost)
-    views = math.fsum(
-        op.seconds
-        for o, op in enumerate(reduced.problem.ops)
-        if reduced.merged[o] and reduced.problem.index.must_run[o] and not reduced.problem.index.required[o]
+    problem, index = reduced.problem, reduced.problem.index
+    big = _large(reduced, (budget - reduced.resident) * ignored)
+    inputs = [[v for v in needs if big[v]] for needs in reduced.needs]
+    outputs = [[v for v in outs if big[v]] for outs in reduced.outs]
+    # Ops that neither read nor write anything large run once, at no bytes: constants.
+    ops = [o for o in range(reduced.count) if inputs[o] or outputs[o] or o in path]
+    storages = [v for v in range(len(reduced.size)) if big[v]]
+    column = {o: i for i, o in enumerate(ops)}
+    place = {v: i for i, v in enumerate(storages)}
+    n, m, k = len(ops), len(storages), len(path)
+    # A plan may run an op again without those that lead it; what they take is only counted once.
+    price = [problem.ops[o].seconds for o in reduced.op]
+    total = sum(price)
+    constant = math.fsum(
+        [op.seconds for o, op in enumerate(problem.ops) if reduced.merged[o] and index.must_run[o] and not index.required[o]]
+        + [problem.ops[p].seconds for o, led in zip(reduced.op, reduced.led, strict=True) if index.must_run[o] for p in led]
+        + [price[o] for o in range(reduced.count) if o not in column and index.must_run[reduced.op[o]]]
     )
     if not k or total <= 0:
-        return views
-    below = [_descendants(reduced, x) for x in path]
+        return constant
     # r[j,o], j = 0 .. k: stage 0 comes before the first path op, stage k after the last one; s[j,v], j = 1 .. k.
     runs = np.arange((k + 1) * n).reshape(k + 1, n)
     live = (k + 1) * n + np.arange(k * m).reshape(k, m)
@@ -108,49 +163,52 @@ def stage_bound(reduced: Reduced, budget: int, path: list[int], seconds: float, 
     limits: list[float] = []
 
     def row(terms: list[tuple[int, float]], limit: float) -> None:
-        for column, value in terms:
+        for variable, value in terms:
             rows.append(len(limits))
-            columns.append(int(column))
+            columns.append(int(variable))
             values.append(value)
         limits.append(limit)
 
     scale = 1.0 / max([1, *reduced.size, *reduced.workspace])
     for j in range(k + 1):
         if j < k:
-            for o in below[j]:
-                high[runs[j, o]] = 0.0
-                for v in reduced.outs[o]:
-                    high[live[j, v]] = 0.0
+            for o in _descendants(reduced, path[j]):
+                if o in column:
+                    high[runs[j, column[o]]] = 0.0
+                    for v in outputs[o]:
+                        high[live[j, place[v]]] = 0.0
         if j > 0:
-            low[runs[j, path[j - 1]]] = 1.0
-        for o in range(n):
-            if high[runs[j, o]] == 0.0:
+            low[runs[j, column[path[j - 1]]]] = 1.0
+        for i, o in enumerate(ops):
+            if high[runs[j, i]] == 0.0:
                 continue
-            for u in reduced.needs[o]:
-                terms = [(runs[j, o], 1.0), (runs[j, reduced.producer[u]], -1.0)]
+            for v in inputs[o]:
+                terms = [(runs[j, i], 1.0), (runs[j, column[reduced.producer[v]]], -1.0)]
                 if j > 0:
-                    terms.append((live[j - 1, u], -1.0))
+                    terms.append((live[j - 1, place[v]], -1.0))
                 row(terms, 0.0)
         if j < k:
             x = path[j]
-            for v in range(m):
-                terms = [(live[j, v], 1.0), (runs[j, reduced.producer[v]], -1.0)]
+            for i, v in enumerate(storages):
+                if high[live[j, i]] == 0.0:
+                    continue
+                terms = [(live[j, i], 1.0), (runs[j, column[reduced.producer[v]]], -1.0)]
                 if j > 0:
-                    terms.append((live[j - 1, v], -1.0))
+                    terms.append((live[j - 1, i], -1.0))
                 row(terms, 0.0)
-            for u in reduced.needs[x]:
-                low[live[j, u]] = 1.0
-            own = sum(reduced.size[v] for v in reduced.outs[x]) - inplace_credit(reduced.problem, reduced.op[x])
+            for v in inputs[x]:
+                low[live[j, place[v]]] = 1.0
+            own = sum(reduced.size[v] for v in reduced.outs[x]) - inplace_credit(problem, reduced.op[x])
             room = budget - reduced.resident - own - reduced.workspace[x]
-            row([(live[j, v], reduced.size[v] * scale) for v in range(m) if reduced.size[v]], room * scale)
-    for o in range(n):
-        if reduced.problem.index.must_run[reduced.op[o]]:
-            row([(runs[j, o], -1.0) for j in range(k + 1)], -1.0)
-        if reduced.problem.ops[reduced.op[o]].pinned:
-            row([(runs[j, o], 1.0) for j in range(k + 1)], 1.0)
+            row([(live[j, i], reduced.size[v] * scale) for i, v in enumerate(storages)], room * scale)
+    for i, o in enumerate(ops):
+        if index.must_run[reduced.op[o]]:
+            row([(runs[j, i], -1.0) for j in range(k + 1)], -1.0)
+        if problem.ops[reduced.op[o]].pinned:
+            row([(runs[j, i], 1.0) for j in range(k + 1)], 1.0)
     cost = np.zeros(count)
     for j in range(k + 1):
-        cost[runs[j]] = np.array(reduced.cost) / total
+        cost[runs[j]] = np.array([price[o] for o in ops]) / total
     if np.any(low > high):
         return float("inf")
     matrix: Any = coo_matrix((values, (rows, columns)), shape=(len(limits), count)).tocsr()
@@ -170,7 +228,19 @@ def stage_bound(reduced: Reduced, budget: int, path: list[int], seconds: float, 
     solved = found.fun if found.status == 0 else None
     bound = found.mip_dual_bound if whole else solved
     # The solver's tolerances are taken off, so that rounding never claims too much.
-    return views if bound is None or not np.isfinite(bound) else max(0.0, float(bound) - 2e-6) * total + views
+    return constant if bound is None or not np.isfinite(bound) else max(0.0, float(bound) - 2e-6) * total + constant
+
+
+def _large(reduced: Reduced, allowed: float) -> list[bool]:
+    """Per storage, whether it has bytes and is not one of the smallest, which take ``allowed`` bytes together."""
+    large = [size > 0 for size in reduced.size]
+    taken = 0
+    for v in sorted(range(len(large)), key=lambda v: reduced.size[v]):
+        taken += reduced.size[v]
+        if taken > allowed:
+            break
+        large[v] = False
+    return large
 
 
 def _descendants(reduced: Reduced, x: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 
@@ -34,16 +35,17 @@ def solve(
         strategy: a name from :func:`strategies`.
         time_limit: wall seconds; the best plan found by then is returned. Zero still tries the cheapest answers.
         seed: source of chance; the answer is a function of it as long as the time limit does not cut the search short.
-        progress: told of every improvement.
-        bound_seconds: wall seconds, within the time limit, that the proof of a bound may take after the search; 0 leaves the trivial bound.
+        progress: told of every improvement, and now and then of the time left.
+        bound_seconds: wall seconds that the proof of a bound may take, at most a third of the time limit; 0 leaves the trivial bound.
 
     Returns:
-        A plan that the simulator evaluated and the validator accepted.
+        A plan that the simulator evaluated and the validator accepted. On KeyboardInterrupt (Ctrl-C) it is the best one found by then.
 
     Raises:
         ProblemError: the problem is not well formed.
         StrategyError: the strategy does not exist or cannot work on this problem.
         Infeasible: no plan was found; says the smallest feasible budget found and the proven floor.
+        KeyboardInterrupt: interrupted before there was a plan.
     """
     if isinstance(budget_bytes, bool) or not isinstance(budget_bytes, int):
         raise PlanError(f"budget must be a number of bytes, not {budget_bytes!r}")
@@ -53,9 +55,17 @@ def solve(
     problem.check()
     started = time.monotonic()
     floor = bytes_floor(problem)
-    context = Context(problem, budget_bytes, started + time_limit, seed, progress, strategy, started)
+    reserve = min(bound_seconds, time_limit / 3)
+    context = Context(problem, budget_bytes, started + time_limit - reserve, seed, progress, strategy, started)
+    context.bound, context.bound_seconds = seconds_floor(problem), reserve
+    interrupted = False
     if budget_bytes >= floor:
-        run(context)
+        try:
+            run(context)
+        except KeyboardInterrupt:
+            if context.best is None:
+                raise
+            interrupted = True
     if context.best is None:
         if strategy == "auto" and budget_bytes >= floor:
             # Searching for the smallest budget may still meet one that is small enough.
@@ -67,13 +77,13 @@ def solve(
                 spare.lowest, spare.lowest_peak = context.lowest, context.lowest_peak
                 smallest = _lower(spare, floor)
             raise Infeasible(smallest, floor, strategy, budget_bytes)
-    bound = seconds_floor(problem)
-    allowed = min(context.left, bound_seconds)
-    if context.best_seconds > bound * (1 + 1e-9) and allowed > 0:
-        proven = best_bound(context.reduced, budget_bytes, allowed)
-        # A bound above a plan that the validator accepts can only be the solver's rounding; it is not claimed.
-        if proven <= context.best_seconds:
-            bound = max(bound, proven)
+    allowed = min(started + time_limit - time.monotonic(), bound_seconds)
+    if not interrupted and not context.proven_optimal and allowed > 0:
+        context.deadline = started + time_limit
+        # What is proven when Ctrl-C comes stands.
+        with contextlib.suppress(KeyboardInterrupt):
+            context.raise_bound(best_bound(context.reduced, budget_bytes, allowed, context.best_seconds))
+    bound = min(context.bound, context.best_seconds)
     return plan_from_sequence(problem, context.best, budget_bytes, strategy, bound, time.monotonic() - started)
 
 

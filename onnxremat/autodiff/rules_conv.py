@@ -49,6 +49,8 @@ def adjoint_weights(w: Expr, group: int) -> Expr:
     if taps > 1:
         rows = w.reshape([outs * ins, taps]).transpose([1, 0])
         w = w.op("Gather", rows, np.arange(taps)[::-1].copy(), axis=0).transpose([1, 0]).reshape(w.shape)
+    if group == 1:
+        return w.transpose([1, 0, *range(2, w.rank)])
     exchanged = w.reshape([group, outs // group, ins, taps]).transpose([0, 2, 1, 3])
     return exchanged.reshape([group * ins, outs // group, *w.shape[2:]])
 

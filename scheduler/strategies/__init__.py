@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from . import auto, checkmate_ilp, chen_greedy, chen_sqrt, keep_all
-from .registry import Context, Progress, Strategy, get_strategy, register, strategies
+from . import auto, checkmate_ilp, checkmate_lp, chen_greedy, chen_sqrt, griewank, keep_all, mincut_knapsack, moccasin, rotor
+from .registry import Context, Progress, Strategy, distinct_strategies, get_strategy, register, strategies
 
 __all__ = [
     "Context",
@@ -11,10 +11,16 @@ __all__ = [
     "Strategy",
     "auto",
     "checkmate_ilp",
+    "checkmate_lp",
     "chen_greedy",
     "chen_sqrt",
+    "distinct_strategies",
     "get_strategy",
+    "griewank",
     "keep_all",
+    "mincut_knapsack",
+    "moccasin",
     "register",
+    "rotor",
     "strategies",
 ]

@@ -11,12 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import StrategyError
 from ..reduce import Reduced
 from .registry import Context, register
 
-__all__ = ["MAX_OPS", "checkmate_ilp"]
+__all__ = ["MAX_OPS", "StageProgram", "checkmate_ilp"]
 
 MAX_OPS = 160
 # Feasibility tolerance of the solver, relative to the scaled budget; a schedule that is over by rounding is solved again below it.
@@ -35,13 +36,16 @@ def checkmate_ilp(context: Context) -> None:
     for margin in (0.0, _MARGIN, 20 * _MARGIN):
         if context.left <= 0:
             return
-        sequence = _Program(reduced, context.budget - reduced.resident).solve(context.left, margin)
+        sequence = StageProgram(reduced, context.budget - reduced.resident).solve(context.left, margin)
         if sequence is None or context.offer(sequence):
             return
 
 
-class _Program:
-    """Variables, all per stage t: R[t,o] op o runs; S[t,s] storage s is held when the stage begins; F[t,s,o] s is freed after o."""
+class StageProgram:
+    """The paper's program.
+
+    Variables, all per stage t: R[t,o] op o runs; S[t,s] storage s is held when the stage begins; F[t,s,o] s is freed after o.
+    """
 
     def __init__(self, reduced: Reduced, room: int) -> None:
         self.r = reduced
@@ -131,26 +135,46 @@ class _Program:
 
     def solve(self, seconds: float, margin: float) -> list[int] | None:
         """The reduced ops of the best schedule found, in order, or None."""
+        self.build(margin)
+        found = self._optimum(seconds, np.array(self.whole), "checkmate_ilp")
+        if found is None:
+            return None
+        return [o for t in range(self.r.count) for o in range(t + 1) if found[self.names["R", t, o, 0]] > 0.5]
+
+    def relaxed(self, seconds: float, margin: float) -> npt.NDArray[np.float64] | None:
+        """How far the optimum of the linear relaxation, at (1 - margin) of the room, holds each storage when each stage begins.
+
+        Returns:
+            Array of shape (ops + 1, storages), from 0 to 1; None where the relaxation is infeasible or takes too long.
+        """
+        self.build(margin)
+        found = self._optimum(seconds, np.zeros(len(self.whole)), "checkmate_lp")
+        if found is None:
+            return None
+        held = np.zeros((self.r.count + 1, len(self.r.size)))
+        for (kind, t, s, _), column in self.names.items():
+            if kind == "S":
+                held[t, s] = found[column]
+        return held
+
+    def _optimum(self, seconds: float, integrality: npt.NDArray[Any], strategy: str) -> npt.NDArray[np.float64] | None:
         try:
             from scipy.optimize import Bounds, LinearConstraint, milp
             from scipy.sparse import coo_matrix
         except ImportError as error:
-            raise StrategyError("checkmate_ilp: scipy is not installed; install it or use auto") from error
-        self.build(margin)
-        r = self.r
-        total = sum(r.cost) or 1.0
+            raise StrategyError(f"{strategy}: scipy is not installed; install it or use auto") from error
+        total = sum(self.r.cost) or 1.0
         cost = np.zeros(len(self.upper))
         for (kind, _, o, _), column in self.names.items():
             if kind == "R":
-                cost[column] = r.cost[o] / total
+                cost[column] = self.r.cost[o] / total
         matrix: Any = coo_matrix((self.values, (self.rows, self.columns)), shape=(len(self.row_upper), len(self.upper))).tocsr()
         found = milp(
             cost,
-            integrality=np.array(self.whole),
+            integrality=integrality,
             bounds=Bounds(np.array(self.lower), np.array(self.upper)),
             constraints=LinearConstraint(matrix, -np.inf, np.array(self.row_upper)),
             options={"time_limit": max(seconds, 0.1), "mip_rel_gap": 1e-7},
         )
-        if found.x is None:
-            return None
-        return [o for t in range(r.count) for o in range(t + 1) if found.x[self.names["R", t, o, 0]] > 0.5]
+        x: npt.NDArray[np.float64] | None = found.x
+        return x

@@ -12,16 +12,34 @@ from ..evaluate import evaluate
 from ..problem import Problem
 from ..reduce import Reduced, reduce_problem
 
-__all__ = ["Context", "Progress", "Strategy", "get_strategy", "register", "strategies"]
+__all__ = ["ROUNDING", "Context", "Progress", "Strategy", "distinct_strategies", "get_strategy", "register", "strategies"]
+
+#: Relative distance of a plan from its bound that is nothing but the rounding of the solvers.
+ROUNDING = 4e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A message while solving: the strategy, its best seconds within the budget (None before the first), and the wall time spent."""
+    """A message while solving.
+
+    Attributes:
+        strategy: its name.
+        seconds: time of the best plan within the budget so far, None before the first.
+        elapsed: wall seconds spent.
+        bound: seconds below which no plan for the budget is, as far as proven by now.
+        left: wall seconds left.
+    """
 
     strategy: str
     seconds: float | None
     elapsed: float
+    bound: float = 0.0
+    left: float = 0.0
+
+    @property
+    def gap(self) -> float | None:
+        """How far the best plan may be from the optimum, relative; None where there is no plan or no bound."""
+        return None if self.seconds is None or self.bound <= 0 else max(0.0, self.seconds / self.bound - 1)
 
 
 @dataclass
@@ -36,6 +54,8 @@ class Context:
         progress: told of every new best plan.
         best: the best sequence of problem ops within the budget so far.
         lowest: the sequence with the lowest peak so far.
+        bound: seconds below which no plan for the budget is, as far as proven by now.
+        bound_seconds: wall seconds that proofs may take in all.
     """
 
     problem: Problem
@@ -49,6 +69,8 @@ class Context:
     best_seconds: float = float("inf")
     lowest: list[int] | None = None
     lowest_peak: int = 1 << 62
+    bound: float = 0.0
+    bound_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -60,6 +82,29 @@ class Context:
         if self._reduced is None:
             self._reduced = reduce_problem(self.problem)
         return self._reduced
+
+    def share(self, reduced: Reduced) -> None:
+        """Take over the reduced problem of another context of the same problem."""
+        self._reduced = reduced
+
+    @property
+    def proven_optimal(self) -> bool:
+        """Whether no plan can be better than the best one by more than what solvers round."""
+        return self.best is not None and self.best_seconds <= self.bound * (1 + ROUNDING)
+
+    def raise_bound(self, proven: float) -> None:
+        """Take a proven bound into account; one above a plan that exists can only be a solver's rounding and is not claimed."""
+        if self.bound < proven <= self.best_seconds:
+            self.bound = proven
+            self.tell(None)
+
+    def tell(self, seconds: float | None) -> None:
+        """Tell of the best plan so far, or of a better sequence of that many seconds that is still being worked on."""
+        if self.progress is not None:
+            best = min(self.best_seconds, float("inf") if seconds is None else seconds)
+            now = time.monotonic()
+            known = None if best == float("inf") else best
+            self.progress(Progress(self.strategy, known, now - self.started, self.bound, max(0.0, self.deadline - now)))
 
     @property
     def left(self) -> float:
@@ -79,8 +124,7 @@ class Context:
             return False
         if found.seconds < self.best_seconds:
             self.best, self.best_seconds = sequence, found.seconds
-            if self.progress is not None:
-                self.progress(Progress(self.strategy, found.seconds, time.monotonic() - self.started))
+            self.tell(None)
         return True
 
     def offer_all(self, sequences: Iterable[Sequence[int]]) -> None:
@@ -91,15 +135,18 @@ class Context:
 
 Strategy = Callable[[Context], None]
 _REGISTRY: dict[str, Strategy] = {}
+_PARTS: set[str] = set()
 
 
-def register(name: str) -> Callable[[Strategy], Strategy]:
-    """Register a strategy under a name: a function that offers what it finds to its context."""
+def register(name: str, part: bool = False) -> Callable[[Strategy], Strategy]:
+    """Register a strategy under a name: a function that offers what it finds to its context; ``part`` where another strategy runs it too."""
 
     def enter(strategy: Strategy) -> Strategy:
         if name in _REGISTRY:
             raise StrategyError(f"strategy {name!r} is registered twice")
         _REGISTRY[name] = strategy
+        if part:
+            _PARTS.add(name)
         return strategy
 
     return enter
@@ -108,6 +155,11 @@ def register(name: str) -> Callable[[Strategy], Strategy]:
 def strategies() -> tuple[str, ...]:
     """The names of all strategies, sorted."""
     return tuple(sorted(_REGISTRY))
+
+
+def distinct_strategies() -> tuple[str, ...]:
+    """The names of the strategies that are not a part of another, sorted."""
+    return tuple(name for name in strategies() if name not in _PARTS)
 
 
 def get_strategy(name: str) -> Strategy:

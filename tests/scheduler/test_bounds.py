@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from onnxremat.scheduler import Infeasible, bytes_floor, evaluate, seconds_floor, solve
 from onnxremat.scheduler.reduce import reduce_problem
-from onnxremat.scheduler.relaxation import best_bound, memory_paths, stage_bound
+from onnxremat.scheduler.relaxation import best_bound, memory_paths, rounded_up, stage_bound
 
 from .graphs import brute_force, chain, random_problem, random_steps, transformer
 
@@ -61,7 +62,24 @@ def test_every_path_bounds_the_plans_of_auto(seed: int, n: int, share: float) ->
     for stages in (2, 5, 80):
         for path in memory_paths(reduced, stages):
             for whole in (False, True):
-                assert stage_bound(reduced, budget, path, 2.0, whole) <= plan.seconds + 1e-9
+                for ignored in (0.0, 0.1, 1.0):
+                    assert stage_bound(reduced, budget, path, 2.0, whole, ignored) <= plan.seconds + 1e-9
+
+
+def test_leaving_out_small_storages_never_strengthens_the_bound() -> None:
+    problem = transformer(2)
+    reduced = reduce_problem(problem)
+    budget = int(0.6 * evaluate(problem, range(len(problem.ops))).peak_bytes)
+    (path, *_) = memory_paths(reduced, 20)
+    bounds = [stage_bound(reduced, budget, path, 10.0, ignored=ignored) for ignored in (0.0, 0.05, 0.3, 1.0)]
+    assert all(after <= before * (1 + 1e-5) for before, after in itertools.pairwise(bounds))
+    assert bounds[0] > bounds[-1]
+
+
+def test_a_bound_on_sums_of_integers_is_rounded_up_to_one() -> None:
+    reduced = reduce_problem(chain(3, seconds=4.0))
+    assert [rounded_up(reduced, x) for x in (0.0, 3.0, 4.0, 4.0 + 1e-12, 4.1)] == [0.0, 4.0, 4.0, 4.0 + 1e-12, 8.0]
+    assert rounded_up(reduce_problem(chain(3, seconds=0.3)), 0.4) == 0.4
 
 
 @pytest.mark.parametrize("budget", [50, 60])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import random
 import subprocess
@@ -44,7 +45,7 @@ def peak(problem: Problem) -> int:
 
 
 def test_the_registry_lists_every_strategy() -> None:
-    assert strategies() == ALL
+    assert set(ALL) <= set(strategies())
 
 
 def test_an_unknown_strategy_is_refused_with_the_known_ones() -> None:
@@ -265,8 +266,11 @@ def test_progress_tells_of_improvements() -> None:
     problem = transformer(3)
     plan = solve(problem, int(0.6 * peak(problem)), time_limit=2, progress=told.append)
     seconds = [p.seconds for p in told if p.seconds is not None]
-    assert seconds == sorted(seconds, reverse=True)
+    # Sums of the same runs in another order differ by rounding.
+    assert all(after <= before * (1 + 1e-9) for before, after in itertools.pairwise(seconds))
     assert seconds[-1] == pytest.approx(plan.seconds)
+    assert all(p.bound <= plan.seconds * (1 + 1e-9) and p.left >= 0 for p in told)
+    assert told[-1].gap == pytest.approx(plan.gap, abs=1e-9)
 
 
 @settings(max_examples=80, deadline=None)

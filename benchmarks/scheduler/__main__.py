@@ -1,0 +1,119 @@
+"""Plans for published instances within published budgets, beside what others reached: ``python -m benchmarks.scheduler --instances DIR``.
+
+DIR holds plain instances (see ``scheduler/files.py``).  Each plan is scored by the simulator and, with ``--scorer FILE``, by a program
+that is called as ``FILE INSTANCE SEQUENCE`` and prints a JSON object with ``valid``, ``peak_percent`` and ``overhead_percent``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.common import machine
+from onnxremat.scheduler import Infeasible, Problem, evaluate, solve
+from onnxremat.scheduler.annealer import library
+
+# File stem -> budget in percent of the peak of the instance's own order -> the least cost increase published for it, percent.
+# Checkmate and MOCCASIN as published with MOCCASIN (ICML 2023), FastSA (NeurIPS 2023), PyTorch's min-cut and knapsack, a plain annealer.
+PUBLISHED = {
+    "rl1_n100": {90: 0.0, 80: 0.0, 70: 4.75},
+    "rl2_n250": {90: 0.0, 80: 0.0, 70: 2.6},
+    "rl4_n1000": {90: 0.21, 80: 1.72, 70: 5.70},
+    "fcn8_b32": {90: 0.0, 80: 0.1, 70: 0.892},
+    "resnet50_b256": {90: 0.1, 80: 0.279, 70: 0.574, 50: 1.634},
+    "mobilenet_b512": {80: 0.370, 60: 1.148, 50: 1.666},
+    "unet_b32": {80: 2.145, 60: 4.451, 50: 6.967},
+    "gpt12_b8_t512": {85.1: 1.43, 72.0: 4.28, 52.5: 10.88, 38.5: 16.84, 29.2: 20.74, 19.9: 25.0},
+}
+HEADER = ("instance", "budget %", "cost +%", "bound +%", "gap", "peak/budget", "seconds", "published +%")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cell of the table; None where there is no plan."""
+
+    name: str
+    budget: float
+    cost: float | None
+    bound: float | None
+    peak: float | None
+    seconds: float
+    published: float | None
+
+    def text(self) -> list[str]:
+        def show(value: float | None, digits: int = 3) -> str:
+            return "-" if value is None else f"{value:.{digits}f}"
+
+        gap = None if self.cost is None or self.bound is None else self.cost - self.bound
+        cells = [show(self.cost), show(self.bound), show(gap), show(self.peak, 4), show(self.seconds, 1), show(self.published)]
+        return [self.name, f"{self.budget:g}", *cells]
+
+
+def measure(path: Path, percent: float, published: float | None, options: argparse.Namespace) -> Row:
+    """Plan one instance within one budget."""
+    problem = Problem.load(path)
+    base = evaluate(problem, range(len(problem.ops)))
+    budget = int(base.peak_bytes * percent / 100 + 1e-6)
+    started = time.monotonic()
+    try:
+        plan = solve(problem, budget, options.strategy, options.time_limit, options.seed, bound_seconds=options.time_limit / 3)
+    except Infeasible:
+        return Row(path.stem, percent, None, None, None, time.monotonic() - started, published)
+    seconds = time.monotonic() - started
+    judged = evaluate(problem, plan.sequence)
+    cost = 100 * (judged.seconds / base.seconds - 1)
+    if judged.peak_bytes > budget:
+        raise SystemExit(f"{path.stem} at {percent} %: the plan exceeds its budget")
+    if options.scorer is not None:
+        score(options.scorer, path, plan.sequence, cost, 100 * judged.peak_bytes / base.peak_bytes)
+    bound = 100 * (plan.seconds_lower_bound / base.seconds - 1)
+    return Row(path.stem, percent, cost, bound, judged.peak_bytes / budget, seconds, published)
+
+
+def score(scorer: Path, instance: Path, sequence: tuple[int, ...], cost: float, peak: float) -> None:
+    """Have another program judge the sequence; ends the benchmark where it disagrees."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "sequence.json"
+        file.write_text(json.dumps(sequence), encoding="utf-8")
+        done = subprocess.run([sys.executable, str(scorer), str(instance), str(file)], capture_output=True, text=True)
+    verdict = json.loads(done.stdout) if done.stdout else {"valid": False, "why": done.stderr.strip()}
+    agree = verdict["valid"] and abs(verdict["overhead_percent"] - cost) < 1e-3 and abs(verdict["peak_percent"] - peak) < 1e-3
+    if not agree:
+        raise SystemExit(f"{instance.stem}: the scorer finds {verdict}, the simulator a cost of +{cost:.4f} % and a peak of {peak:.4f} %")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduler", description="plans for published instances, as a table")
+    parser.add_argument("--instances", type=Path, required=True, help="folder with the instances (*.json)")
+    parser.add_argument("--only", action="append", default=[], help="names of instances to take, by their beginning; may be repeated")
+    parser.add_argument("--budget", action="append", type=float, default=[], help="budgets to take, percent; may be repeated")
+    parser.add_argument("--time-limit", type=float, default=60.0, help="seconds for a plan, its bound included")
+    parser.add_argument("--strategy", default="auto")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--scorer", type=Path, help="a program that judges the sequences as well")
+    options = parser.parse_args()
+    print(machine())
+    print(f"annealer: {'compiled' if library() else 'the Python twin'}; {options.time_limit:g} s each, seed {options.seed}")
+    widths = [16, 8, 9, 9, 8, 11, 8, 12]
+    print("  ".join(text.rjust(width) for text, width in zip(HEADER, widths, strict=True)))
+    cells = 0
+    for path in sorted(options.instances.glob("*.json")):
+        if options.only and not any(path.stem.startswith(name) for name in options.only):
+            continue
+        published = PUBLISHED.get(path.stem, {})
+        for percent in options.budget or [*published] or [80.0, 60.0]:
+            row = measure(path, percent, published.get(percent), options)
+            print("  ".join(text.rjust(width) for text, width in zip(row.text(), widths, strict=True)), flush=True)
+            cells += 1
+    if not cells:
+        raise SystemExit(f"no instance in {options.instances} matches")
+
+
+if __name__ == "__main__":
+    main()

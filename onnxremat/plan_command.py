@@ -1,0 +1,184 @@
+"""The ``plan`` command: schedules a problem file, an artifact or an ONNX training graph, with one strategy or with all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .api import known_strategy, parse_budget, parse_specs
+from .errors import BudgetInfeasible, OnnxRematError
+from .foreign import problem_from_file
+from .scheduler import Infeasible, Outcome, Plan, Problem, Progress, compare, evaluate, solve
+from .units import format_bytes
+
+__all__ = ["ALL", "Planned", "plan_file"]
+
+#: The strategy name that stands for each of them.
+ALL = "all"
+_TELL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What the command found.
+
+    Attributes:
+        problem: the problem of the file.
+        budget_bytes: the budget in bytes.
+        plan: the best plan, or None where no strategy found one.
+        outcomes: one per strategy where all were asked for, best first.
+    """
+
+    problem: Problem
+    budget_bytes: int
+    plan: Plan | None
+    outcomes: tuple[Outcome, ...] = ()
+
+    @property
+    def unit(self) -> str:
+        """Unit of times, short."""
+        return "s" if self.problem.unit == "seconds" else self.problem.unit
+
+    def infeasible(self) -> BudgetInfeasible:
+        """The error that says that no strategy found a plan; where all refused, what the first said."""
+        found = [o for o in self.outcomes if o.minimum_budget_bytes is not None]
+        if not found:
+            raise OnnxRematError(self.outcomes[0].reason)
+        best = min(found, key=lambda o: (o.minimum_budget_bytes, o.strategy))
+        return BudgetInfeasible(best.reason, best.minimum_budget_bytes or 0)
+
+    def figures(self) -> dict[str, Any]:
+        """The figures of the best plan for ``--json``; bytes, and seconds or the problem's own unit of time."""
+        plan = self.plan
+        if plan is None:
+            return {"budget_bytes": self.budget_bytes, "strategies": [_row(o) for o in self.outcomes]}
+        result = {
+            "problem": self.problem.name,
+            "unit": self.problem.unit,
+            "budget_bytes": self.budget_bytes,
+            "peak_unscheduled_bytes": plan.peak_unscheduled_bytes,
+            "seconds_unscheduled": plan.seconds_unscheduled,
+            **_plan_figures(plan),
+            "strategy": plan.strategy,
+            "solve_seconds": plan.solve_seconds,
+            "swapped_tensors": plan.swapped_tensors,
+            "feasible": True,
+        }
+        return result | ({"strategies": [_row(o) for o in self.outcomes]} if self.outcomes else {})
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Name and text of each line that is shown; the plan's lines only where there is one."""
+        rows = [("problem", f"{self.problem.name}: {len(self.problem.ops)} ops"), ("budget", format_bytes(self.budget_bytes))]
+        plan = self.plan
+        if plan is None:
+            return rows
+        peak = f"{format_bytes(plan.peak_bytes)} (unscheduled {format_bytes(plan.peak_unscheduled_bytes)})"
+        return [
+            *rows,
+            ("peak", peak),
+            ("time", f"{plan.seconds:.6g} {self.unit} ({_overhead(plan):+.2%})"),
+            ("proven gap", f"at most {plan.gap:.2%}"),
+            ("recomputed ops", f"{plan.recomputed_ops} ({plan.strategy}, {plan.solve_seconds:.1f} s)"),
+        ]
+
+    def table(self) -> list[str]:
+        """The lines of the comparison, with a heading; empty where one strategy was asked for."""
+        if not self.outcomes:
+            return []
+        width = max(len(o.strategy) for o in self.outcomes)
+        heading = ("time", "overhead", "gap", "peak", "of peak", "solved in")
+        lines = [f"{'strategy':<{width}}" + "".join(f"{name:>13}" for name in heading)]
+        for o in self.outcomes:
+            took = f"{o.solve_seconds:.1f} s"
+            if o.plan is None:
+                wants = "refused" if o.minimum_budget_bytes is None else f"needs {format_bytes(o.minimum_budget_bytes)}"
+                lines.append(f"{o.strategy:<{width}}{wants:>65}{took:>13}")
+                continue
+            p = o.plan
+            share = p.peak_bytes / p.peak_unscheduled_bytes if p.peak_unscheduled_bytes else 1.0
+            cells = (f"{p.seconds:.6g}", f"{_overhead(p):+.3%}", f"{p.gap:.3%}", format_bytes(p.peak_bytes), f"{share:.1%}", took)
+            lines.append(f"{o.strategy:<{width}}" + "".join(f"{cell:>13}" for cell in cells))
+        return lines + [f"{o.strategy}: {o.reason.removeprefix(o.strategy + ': ')}" for o in self.outcomes if o.plan is None]
+
+
+def plan_file(
+    path: Path,
+    inputs: Sequence[str] = (),
+    budget: str | None = None,
+    strategy: str = "auto",
+    time_limit: float = 60.0,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda message: None,
+) -> Planned:
+    """Plan a file.
+
+    Args:
+        path: a problem, a plain instance, an artifact folder or an ONNX training graph.
+        inputs: pins of open dimensions, ``NAME=SHAPE[:DTYPE]``.
+        budget: a size or a percentage of the unscheduled peak; None is 100 %.
+        strategy: a name, or ``all``.
+        time_limit: wall seconds, for each strategy.
+        seed: source of chance.
+        say: told of progress.
+
+    Returns:
+        What was found; with ``all``, there may be no plan in it.
+
+    Raises:
+        BudgetInfeasible: the strategy found no plan within the budget.
+        UsageError, OnnxRematError: the options or the file are at fault.
+    """
+    if strategy != ALL:
+        known_strategy(strategy)
+    problem = problem_from_file(path, parse_specs(inputs))
+    unscheduled = evaluate(problem, range(len(problem.ops)))
+    size = parse_budget(budget, None).resolve(problem.resident_bytes, unscheduled.peak_bytes)
+    tell = _teller(problem, unscheduled.seconds, say)
+    if strategy == ALL:
+        outcomes = tuple(compare(problem, size, time_limit=time_limit, seed=seed, progress=tell))
+        return Planned(problem, size, outcomes[0].plan, outcomes)
+    try:
+        return Planned(problem, size, solve(problem, size, strategy, time_limit, seed, tell))
+    except Infeasible as error:
+        raise BudgetInfeasible(str(error), error.minimum_budget_bytes) from error
+
+
+def _teller(problem: Problem, seconds_unscheduled: float, say: Callable[[str], None]) -> Callable[[Progress], None]:
+    """Progress as lines, not more often than a reader can follow."""
+    unit = "s" if problem.unit == "seconds" else problem.unit
+    told = [float("-inf")]
+
+    def tell(progress: Progress) -> None:
+        now = time.monotonic()
+        if progress.seconds is None or now - told[0] < _TELL_SECONDS:
+            return
+        told[0] = now
+        over = progress.seconds / seconds_unscheduled - 1 if seconds_unscheduled else 0.0
+        gap = "" if progress.gap is None else f", at least {progress.bound:.6g} (gap {progress.gap:.2%})"
+        say(f"{progress.strategy}: {progress.seconds:.6g} {unit} ({over:+.2%}){gap}, {progress.elapsed:.1f} s, {progress.left:.0f} s left")
+
+    return tell
+
+
+def _overhead(plan: Plan) -> float:
+    return plan.seconds / plan.seconds_unscheduled - 1 if plan.seconds_unscheduled else 0.0
+
+
+def _plan_figures(plan: Plan) -> dict[str, Any]:
+    return {
+        "peak_predicted_bytes": plan.peak_bytes,
+        "seconds_predicted": plan.seconds,
+        "seconds_lower_bound": plan.seconds_lower_bound,
+        "gap": plan.gap if plan.gap < float("inf") else None,
+        "recomputed_ops": plan.recomputed_ops,
+    }
+
+
+def _row(outcome: Outcome) -> dict[str, Any]:
+    row = {"strategy": outcome.strategy, "feasible": outcome.plan is not None, "solve_seconds": outcome.solve_seconds}
+    if outcome.plan is None:
+        return row | {"minimum_budget_bytes": outcome.minimum_budget_bytes, "reason": outcome.reason}
+    return row | _plan_figures(outcome.plan)
