@@ -25,7 +25,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """All checks."""
-    return [_python(), _runtime(), _kernels(), *_packages(), _torch(), _measuring(), _cuda(), _cache()]
+    return [_python(), _runtime(), _kernels(), *_packages(), _compiled(), _torch(), _measuring(), _cuda(), _cache()]
 
 
 def _python() -> Finding:
@@ -87,6 +87,22 @@ def _packages() -> list[Finding]:
         except importlib.metadata.PackageNotFoundError:
             findings.append(Finding(name, "error", "not installed", f"pip install {name}"))
     return findings
+
+
+def _compiled() -> Finding:
+    """The two inner loops of planning."""
+    from .placement.compaction import compiled
+    from .scheduler.annealer import library
+
+    missing = [name for name, found in (("annealer", library()), ("arena", compiled())) if found is None]
+    if missing:
+        return Finding(
+            "compiled planning",
+            "warning",
+            f"without {' and '.join(missing)}: planning does some hundred times fewer moves",
+            "install a C compiler, then onnxremat again",
+        )
+    return Finding("compiled planning", "ok", "annealer and arena are compiled")
 
 
 def _torch() -> Finding:
