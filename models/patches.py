@@ -17,7 +17,7 @@ class _Mlp(nn.Sequential):  # type: ignore[misc]
 class _EncoderBlock(nn.Module):  # type: ignore[misc]
     def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
-        self.heads, self.p = heads, dropout
+        self.heads, self.attention_dropout = heads, dropout
         self.norm1, self.norm2 = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
         self.qkv, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.dropout, self.mlp = nn.Dropout(dropout), _Mlp(width, hidden, dropout)
@@ -25,7 +25,7 @@ class _EncoderBlock(nn.Module):  # type: ignore[misc]
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, tokens, width = x.shape
         parts = self.qkv(self.norm1(x)).view(batch, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], dropout_p=self.p if self.training else 0.0)
+        y = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], dropout_p=self.attention_dropout if self.training else 0.0)
         x = x + self.dropout(self.projection(y.transpose(1, 2).reshape(batch, tokens, width)))
         return x + self.mlp(self.norm2(x))
 

@@ -17,6 +17,7 @@ import onnx
 
 from .artifact import UNSCHEDULED, Artifact
 from .files import write_text
+from .optimizers import optimizer_groups
 from .report_plot import profile_caption, profile_legend, profile_plot
 from .scheduler import Evaluation, Plan, Problem, Step, evaluate
 from .units import format_bytes
@@ -390,14 +391,18 @@ def api_snippet(artifact: Artifact) -> str:
     lines += ["", 'state = CheckpointState.load_checkpoint("checkpoint")']
     lines.append('model = Module("training_model.onnx", state, "eval_model.onnx", session_options=options)')
     if separate:
-        lines.append('optimizer = Optimizer("optimizer_model.onnx", model)')
-        lines.append(f"optimizer.set_learning_rate({manifest['optimizer']['learning_rate']!r})")
+        groups = list(optimizer_groups(artifact.optimizer, manifest["roles"]["trainable"]))
+        # One for each weight decay; each file names the parameters that it updates.
+        optimizers = dict(zip(["optimizer"] if len(groups) == 1 else ["decayed", "exempt"], groups, strict=True))
+        for name, file in optimizers.items():
+            lines.append(f'{name} = Optimizer("{file}", model)')
+            lines.append(f"{name}.set_learning_rate({manifest['optimizer']['learning_rate']!r})")
     lines += ["model.train()", "batch = {  # your data", *_batch_lines(artifact)]
     if not separate:
         lines.append(f"    'learning_rate': np.array([{manifest['optimizer']['learning_rate']!r}], np.float32),")
     # The API hands back a tuple where a step has outputs beside loss and gradients: the flags of what it writes in place.
     lines += ["}", "outputs = model(*batch.values())", "loss = outputs[0] if isinstance(outputs, tuple) else outputs"]
-    lines += ["optimizer.step()", "model.lazy_reset_grad()"] if separate else []
+    lines += [*(f"{name}.step()" for name in optimizers), "model.lazy_reset_grad()"] if separate else []
     lines.append('CheckpointState.save_checkpoint(state, "trained_checkpoint")')
     return "\n".join(lines)
 

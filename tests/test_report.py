@@ -19,6 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+from onnxremat import Optimizer
+from onnxremat.api import compile as compile_model
 from onnxremat.artifact import Artifact
 from onnxremat.report import alive_at, api_snippet, node_scopes, trainer_snippet, write_report
 from onnxremat.report_plot import phase_spans
@@ -387,3 +389,17 @@ def test_the_snippets_of_a_real_artifact_run_and_agree(compiled: Path) -> None:
     assert losses[0] > 0
     assert (compiled / "trained_checkpoint").is_file()
     assert (compiled / "trained" / "checkpoint").is_file()
+
+
+def test_a_snippet_with_two_weight_decays_runs_and_steps_both(tmp_path: Path) -> None:
+    optimizer = Optimizer("adamw", learning_rate=0.01, weight_decay=0.1, no_decay=("vectors",))
+    options: dict[str, Any] = {"inputs": ["x=8x12"], "labels": ["labels=8:int64:4"], "loss": "cross_entropy", "costs": "analytic", "time_limit": 2}
+    artifact = compile_model("tests.factories:tiny_mlp", tmp_path / "out", optimizer=optimizer, verify=False, **options)
+    snippet = api_snippet(artifact)
+    for file in ("optimizer_decay.onnx", "optimizer_no_decay.onnx"):
+        assert f'"{file}"' in snippet and file in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    moved = """
+fresh = CheckpointState.load_checkpoint("checkpoint")
+print([bool(np.abs(state.parameters[n].data - fresh.parameters[n].data).max() > 0) for n in ("0.weight", "0.bias")])
+"""
+    assert python(snippet + moved, tmp_path / "out").strip() == "[True, True]"

@@ -72,13 +72,18 @@ def differentiate(
 
 
 def _influenced(nodes: Sequence[ir.Node], targets: Sequence[ir.Value], stop: set[str]) -> set[int]:
-    """The floating-point values that depend on a target through operators that pass a gradient."""
+    """The values that depend on a target through operators that pass a gradient: floating-point ones.
+
+    And whatever a refused operator makes of them: were the integers of a QuantizeLinear left out, the path through it would be cut unseen.
+    """
     live = {id(t) for t in targets if t.name not in stop}
     for node in nodes:
-        if isinstance(lookup(node.op_type, node.domain), NotDifferentiable):
+        state = lookup(node.op_type, node.domain)
+        if isinstance(state, NotDifferentiable):
             continue
         if any(v is not None and id(v) in live for v in node.inputs):
-            live |= {id(v) for v in node.outputs if v.dtype in _FLOATS and v.name not in stop}
+            any_type = isinstance(state, Refused)
+            live |= {id(v) for v in node.outputs if (any_type or v.dtype in _FLOATS) and v.name not in stop}
     return live
 
 

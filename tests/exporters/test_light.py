@@ -29,9 +29,8 @@ EXPECTED = {
     "shufflenet": (150, 98, 0),
     "squeezenet": (52, 0, 1),
     "vgg19": (38, 0, 2),
-    "zfnet512": (16, 0, 2),
+    "zfnet512": (16, 0, 0),
 }
-
 
 LARGE = {"vgg19", "densenet121", "inception_v2", "zfnet512", "bvlc_alexnet"}
 
@@ -39,12 +38,30 @@ LARGE = {"vgg19", "densenet121", "inception_v2", "zfnet512", "bvlc_alexnet"}
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LARGE else n for n in EXPECTED])
 @pytest.mark.parametrize("train_mode", [False, True], ids=["inference", "train-mode"])
 def test_light_topologies(name: str, train_mode: bool) -> None:
+    """They build, and a step on random weights gives a finite loss and gradients (the large ones are run in one of the two forms)."""
     graph = import_onnx(LIGHT / f"light_{name}.onnx", loss="cross_entropy", train_mode=train_mode)
     trainable, state, dropouts = EXPECTED[name]
     training = build_training_graph(graph, Optimizer("sgd"))
     assert len(training.trainable) == trainable
     assert len(training.state) == (state if train_mode else 0)
     assert sum(n.op_type == "Dropout" for n in training.graph) == (dropouts if train_mode else 0)
+    if name in LARGE and train_mode:
+        return
+    rng = np.random.default_rng(0)
+    arrays = _arrays(training)
+    for spec in (*training.inputs, *training.labels):
+        arrays[spec.name][...] = spec.sample(rng)
+    for weight in (arrays[n] for n in training.trainable if training.weights[n].ndim > 1):  # the files hold one number throughout
+        fan_in = weight.size // weight.shape[0] if weight.ndim == 4 else max(weight.shape)
+        rng.standard_normal(weight.shape, np.float32, weight)
+        weight *= np.float32(np.sqrt(2 / fan_in))
+    session = BoundSession(make_session(ir.serde.serialize_model(training.model).SerializeToString(), Options(threads=2)))
+    session.bind(arrays)
+    loss = float(session.run()[0])
+    gradients = [arrays[n + GRADIENT_BUFFER] for n in training.trainable]
+    assert 0 < loss < np.inf
+    assert all(np.isfinite(g).all() for g in gradients)
+    assert sum(bool(g.any()) for g in gradients) > len(gradients) / 2
 
 
 class Net(nn.Module):

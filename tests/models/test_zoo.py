@@ -19,6 +19,8 @@ from tests.exporters.support import close, op_counts, same_as_torch
 
 NAMES = tuple(load_zoo())
 SLOW = {"resnet50", "resnet101", "mobilenet_v2", "resnet18_digits", "mobilenet_v3_large", "efficientnet_b0", "inception_v1", "t5", "bart", "whisper"}
+#: Where torch in float32 is about as far from torch in float64.
+DEEP = {"resnet101": 1e-3}
 MODELS = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in NAMES]
 
 
@@ -40,7 +42,7 @@ def quick(name: str) -> tuple[nn.Module, ForwardGraph]:
 def test_forward_graph_equals_torch_in_training_mode(name: str) -> None:
     module, graph = quick(name)
     assert module.training
-    got, _ = same_as_torch(graph, module)
+    got, _ = same_as_torch(graph, module, tolerance=DEEP.get(name, 1e-4))
     loss = Loss.parse(zoo_entry(name).loss)
     from tests.exporters.support import sample_all
 
@@ -51,7 +53,7 @@ def test_forward_graph_equals_torch_in_training_mode(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_roles_cover_the_module(name: str) -> None:
     module, graph = quick(name)
-    parameters = [n for n, _ in module.named_parameters()]
+    parameters = [n for n, p in module.named_parameters() if p.requires_grad]
     assert [n for n in parameters if n not in graph.source["unused"]] == list(graph.trainable)
     statistics = [n for n, b in module.named_buffers() if n.endswith(("running_mean", "running_var", "num_batches_tracked"))]
     assert set(statistics) == set(graph.state)
