@@ -19,6 +19,8 @@ from tests.exporters.support import close, op_counts, same_as_torch
 
 NAMES = tuple(load_zoo())
 SLOW = {"resnet50", "resnet101", "mobilenet_v2", "resnet18_digits", "mobilenet_v3_large", "efficientnet_b0", "inception_v1", "t5", "bart", "whisper"}
+#: Stochastic depth draws anew in each of the two; tests/models/test_families.py compares it without.
+DRAWN = [pytest.param("efficientnet_b0", marks=pytest.mark.slow)]
 #: Where torch in float32 is about as far from torch in float64.
 DEEP = {"resnet101": 1e-3}
 MODELS = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in NAMES]
@@ -38,7 +40,7 @@ def quick(name: str) -> tuple[nn.Module, ForwardGraph]:
     return module, export_torch(module, inputs, labels, entry.loss)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [m for m in MODELS if m not in DRAWN])
 def test_forward_graph_equals_torch_in_training_mode(name: str) -> None:
     module, graph = quick(name)
     assert module.training
