@@ -19,7 +19,7 @@ from tests.exporters.support import close, op_counts, same_as_torch
 
 NAMES = tuple(load_zoo())
 SLOW = {"resnet50", "resnet101", "mobilenet_v2", "resnet18_digits", "mobilenet_v3_large", "efficientnet_b0", "inception_v1", "t5", "bart", "whisper"}
-#: Stochastic depth draws anew in each of the two; tests/models/test_families.py compares it without.
+#: Stochastic depth draws anew in each of the two; tests/models/test_families.py replays what was drawn.
 DRAWN = [pytest.param("efficientnet_b0", marks=pytest.mark.slow)]
 #: Where torch in float32 is about as far from torch in float64.
 DEEP = {"resnet101": 1e-3}
