@@ -241,6 +241,11 @@ def _instance_norm(node: fx.Node, module: str) -> Effect | None:
 
 
 def _recurrent(node: fx.Node, module: str) -> Effect | None:
+    states = node.args[1]
+    if isinstance(states, list | tuple) and len(states) == 2 and all(isinstance(s, fx.Node) for s in states):
+        hidden, cell = (s.meta["val"] for s in states)
+        if hidden.shape[-1] != cell.shape[-1]:
+            raise ExportError(f"{_base_name(node)} {module}", "proj_size has no ONNX form", "set proj_size=0, and put an nn.Linear after it")
     if _argument(node, "dropout") and _argument(node, "train"):
         raise ExportError(
             f"{_base_name(node)} {module}", "dropout between its layers is lost in ONNX", "stack one-layer modules with nn.Dropout"
@@ -257,6 +262,11 @@ def _embedding(node: fx.Node, module: str) -> Effect | None:
 
 def _renormalized(node: fx.Node, module: str) -> Effect | None:
     raise ExportError(f"Embedding {module}", "max_norm writes to its weight in forward", "set max_norm=None, or scale the rows between steps")
+
+
+def _multilabel_margin(node: fx.Node, module: str) -> Effect | None:
+    # Measured on torch 2.13: its own decomposition, which the exporter uses, gives another value than its kernel.
+    raise ExportError(f"{_base_name(node)} {module}", "torch decomposes it wrongly", "use multilabel_soft_margin_loss, or write it out")
 
 
 def _rrelu(node: fx.Node, module: str) -> Effect | None:
@@ -281,6 +291,7 @@ _EFFECTS: dict[str, Callable[[fx.Node, str], Effect | None]] = {
     "rnn_tanh": _recurrent,
     "rnn_relu": _recurrent,
     "rrelu": _rrelu,
+    "multilabel_margin_loss": _multilabel_margin,
     "embedding": _embedding,
     "embedding_renorm": _renormalized,
     "embedding_renorm_": _renormalized,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 
 from .errors import ExportError
 
-__all__ = ["cross_entropy", "embedding_bag", "is_causal_hint"]
+__all__ = ["cross_entropy", "embedding_bag", "gaussian_nll_loss", "is_causal_hint"]
 
 _cross_entropy = F.cross_entropy
 
@@ -38,6 +39,26 @@ def cross_entropy(
     if weight is not None:
         weighted = weighted * weight.reshape([classes if a == axis else 1 for a in range(input.ndim)])
     losses = -weighted.sum(axis)
+    return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
+
+
+def gaussian_nll_loss(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    var: torch.Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """``F.gaussian_nll_loss`` without its look at the values of ``var``, which must not be negative; the clamp of ``var`` passes gradients."""
+    if not isinstance(var, torch.Tensor):
+        var = torch.full_like(input, var)
+    if var.shape == input.shape[:-1]:
+        var = var.unsqueeze(-1)
+    var = var + (var.clamp(min=eps) - var).detach()
+    losses = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
+    if full:
+        losses = losses + 0.5 * math.log(2 * math.pi)
     return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["rewrite_dropouts"]
+__all__ = ["contiguous_views", "rewrite_dropouts"]
 
 _IN_PLACE = frozenset({torch.ops.aten.dropout_.default})
 
@@ -58,3 +58,31 @@ def _feature_dropouts(program: torch.export.ExportedProgram) -> None:
             if spec.arg.name == node.name:
                 spec.arg.name = product.name
     program.graph_module.recompile()
+
+
+def contiguous_views(program: torch.export.ExportedProgram) -> None:
+    """Copies what is permuted before it is viewed, in place; ONNX, which knows no strides, drops the copy.
+
+    Whether a view is possible, and whether ``contiguous()`` does anything, depends on strides, and those that an attention kernel gives when
+    it is traced are not those of its translation.  Views that something writes through stay.
+    """
+    aten = torch.ops.aten
+    permutations = (aten.transpose.int, aten.permute.default, aten.t.default, aten.movedim.int, aten.movedim.intlist)
+    graph = program.graph_module.graph
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target is aten.contiguous.default and not any(_writes(user) for user in node.users):
+            node.target, node.args, node.kwargs = aten.clone.default, node.args[:1], {"memory_format": torch.contiguous_format}
+        if node.op != "call_function" or node.target not in (aten.view.default, aten.reshape.default, aten._unsafe_view.default):
+            continue
+        source = node.args[0]
+        if not isinstance(source, fx.Node) or source.target not in permutations or any(_writes(user) for user in node.users):
+            continue
+        with graph.inserting_before(node):
+            copy = graph.call_function(aten.clone.default, (source,), {"memory_format": torch.contiguous_format})
+        copy.meta = dict(node.meta) | {"val": source.meta["val"].contiguous()}
+        node.args = (copy, *node.args[1:])
+    program.graph_module.recompile()
+
+
+def _writes(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable

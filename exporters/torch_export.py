@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from .forward_graph import IR_VERSION, OPSET, ForwardGraph, InputSpec
 from .losses import Loss, append_loss
 from .noop import STOP_GRADIENT
 from .quiet import quiet
-from .rewrites import rewrite_dropouts
+from .rewrites import contiguous_views, rewrite_dropouts
 from .roles import final_names, rename_values
 from .stop_gradient import remove_idle_detaches, shield_detaches, unshield_detaches
 from .trace import TracedModule, trace_module, user_line
@@ -75,6 +76,7 @@ def export_torch(
     traced = trace_module(module, [s.name for s in feeds], example)
     facts = program_facts(traced.program)
     rewrite_dropouts(traced.program)
+    contiguous_views(traced.program)
     program = _to_onnx(module, traced)
     graph = _with_roles(module, traced, program, specs, tuple(labels) if own_loss else ())
     graph.source = {
@@ -153,6 +155,16 @@ def _conversion_error(module: nn.Module, traced: TracedModule, error: BaseExcept
         where += user_line(node.meta.get("stack_trace") or "")
     if refusal is not None:
         return ExportError(f"{refusal.what} in {where}", refusal.why, refusal.way_out)
+    missing = re.search(r"No ONNX function found for <OpOverload\(op='([\w.]+)'", text)
+    if missing is not None:
+        name = missing.group(1)
+        # A decomposition may have renamed it: linalg_svd became _linalg_svd, lgamma became prims.lgamma.
+        stem = re.sub(r"^_|_ex$|_forward$", "", name.rpartition(".")[2])
+        called = (n for n in traced.program.graph.nodes if n.op == "call_function")
+        source = next((n for n in called if stem.replace("_", "") in str(n.target).replace("_", "")), None)
+        if node is None and source is not None:
+            where += user_line(source.meta.get("stack_trace") or "")
+        return ExportError(where, f"{name} has no ONNX form", "replace it by operations that ONNX opset 20 has, or compute it before the model")
     deepest = str(chain[-1]).strip().splitlines() or [type(chain[-1]).__name__]
     return ExportError(where, f"no ONNX form: {deepest[0]}", "replace the operation by ones that ONNX opset 20 has")
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from .checkpoints import whole_checkpoints
 from .errors import ExportError
-from .functional import cross_entropy, embedding_bag, is_causal_hint
+from .functional import cross_entropy, embedding_bag, gaussian_nll_loss, is_causal_hint
 from .no_grad import inline_grad_regions
 from .quiet import quiet
 
@@ -99,6 +99,7 @@ def trace_module(module: nn.Module, names: Sequence[str], example: Sequence[torc
                 stack.enter_context(_override(sub, "forward", _cumulative_forward(sub)))
         stack.enter_context(_override(F, "embedding_bag", embedding_bag))
         stack.enter_context(_override(F, "cross_entropy", cross_entropy))
+        stack.enter_context(_override(F, "gaussian_nll_loss", gaussian_nll_loss))
         stack.enter_context(_override(nn.modules.transformer, "_detect_is_causal_mask", is_causal_hint))
         stack.enter_context(_refuse_autograd_functions())
         stack.enter_context(whole_checkpoints())

@@ -32,6 +32,8 @@ def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
         aten.linear.default: linear,
         aten.gelu.default: gelu,
         aten.rrelu_with_noise_functional.default: rrelu,
+        aten.kthvalue.default: kth_value,
+        aten.median.dim: median,
     }
 
 
@@ -130,6 +132,23 @@ def rrelu(
         return op.LeakyRelu(x, alpha=(lower + upper) / 2), one
     slopes = op.Where(op.Less(x, _constant(np.array(0, _dtype(x)))), op.RandomUniformLike(x, low=lower, high=upper), one)
     return op.Mul(x, slopes), slopes
+
+
+def kth_value(x: Value, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Value, Value]:
+    """aten.kthvalue: the k-th smallest along an axis, and where it stands."""
+    axis = dim % max(1, len(_shape(x)))
+    found = op.TopK(x, _ints(k), axis=axis, largest=0)
+    return tuple(_kth(part, k, axis, keepdim) for part in found)
+
+
+def median(x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    """aten.median along an axis: the lower of the two middle values."""
+    return kth_value(x, (_shape(x)[dim] + 1) // 2, dim, keepdim)
+
+
+def _kth(smallest: Value, k: int, axis: int, keepdim: bool) -> Value:
+    last = op.Slice(smallest, _ints(k - 1), _ints(k), _ints(axis))
+    return last if keepdim else op.Squeeze(last, _ints(axis))
 
 
 def linear(x: Value, weight: Value, bias: Value = None) -> Value:

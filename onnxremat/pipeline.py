@@ -18,6 +18,7 @@ from .costs import analytic_costs, measured_costs
 from .costs.workspace import heap_bytes
 from .emit import Emitted, emit, is_helper
 from .errors import ArtifactError, VerificationFailed
+from .eval_batch import open_batch
 from .eval_graph import eval_model, evaluation_form
 from .exporters import ForwardGraph, InputSpec, Loss, build_module, export_torch, load_source
 from .files import whole_folder, write_json
@@ -143,7 +144,15 @@ def compile_graphs(
         emitted = emit(training.model, problem, scheduled.plan, scheduled.placement.pen_bytes)
         save_model(emitted.model, staging / files.TRAINING)
         check_order(staging / files.TRAINING, emitted)
-        save_model(eval_model(evaluation, training), staging / files.EVAL)
+        loss_options = forward.source.get("loss_options", {})
+        evaluated = open_batch(
+            eval_model(evaluation, training),
+            (*training.inputs, *training.labels),
+            training.weights | _zeros(training),
+            training.loss,
+            summed=loss_options.get("reduction") == "sum",
+        )
+        save_model(evaluated.model, staging / files.EVAL)
         if not request.optimizer.in_graph:
             for name, model in optimizer_models(training.optimizer, training.trainable).items():
                 onnx.save(model, str(staging / name))
@@ -156,6 +165,7 @@ def compile_graphs(
         problem.save(staging / files.PROBLEM)
         scheduled.plan.save(staging / files.PLAN)
         manifest = _manifest(training, forward_outputs, problem, scheduled, emitted, request, costs, solve_seconds)
+        manifest["eval_batch"] = {"open": not evaluated.reason, "reason": evaluated.reason}
         manifest["files"] = file_digests(staging)
         write_json(staging / files.MANIFEST, manifest)
         if request.verify:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -35,7 +34,7 @@ def _cross_entropy(c: Context) -> Sequence[Expr | None]:
     reduction = c.attr("reduction", "mean")
     if reduction == "none":
         return [losses, log_prob]
+    if reduction == "mean" and weight is None:
+        return [op("ReduceMean", losses, keepdims=0), log_prob]
     total = op("ReduceSum", losses, keepdims=0)
-    if reduction == "mean":
-        total = total * (1 / max(1, math.prod(shape))) if weight is None else total / op("ReduceSum", weight, keepdims=0)
-    return [total, log_prob]
+    return [total / op("ReduceSum", weight, keepdims=0) if reduction == "mean" else total, log_prob]

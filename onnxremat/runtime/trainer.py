@@ -180,14 +180,15 @@ class Trainer:
     def evaluate(self, batch: Mapping[str, npt.ArrayLike]) -> tuple[float, dict[str, Array]]:
         """Loss and model outputs in evaluation mode, parameters as they are now.
 
+        Where ``manifest["eval_batch"]["open"]`` the batch may have any size, else the one that the artifact was compiled for.
+
         Raises:
             UsageError: an array is missing or of another shape.
         """
-        self._fill(batch)
         if self._eval is None:
             self._eval = BoundSession(make_session(self.artifact.file(EVAL), self._options))
-            arrays = self._arrays()
-            self._eval.bind({name: arrays[name] for name in self._eval.inputs})
+        arrays = self._arrays() | self._evaluated(batch)
+        self._eval.bind({name: arrays[name] for name in self._eval.inputs})
         results = self._eval.run()
         named = dict(zip(self._eval.outputs, results, strict=True))
         loss = named.pop(self._roles["loss"])
@@ -231,7 +232,23 @@ class Trainer:
         for name, array in (*self.parameters.items(), *self.moments.items()):
             array[...] = found[name]
 
+    def _evaluated(self, batch: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
+        """The batch to evaluate: the step's own arrays, or others where it has another size."""
+        sizes = {np.shape(batch[name])[:1] for name in self._specs if name in batch}
+        is_open = self.artifact.manifest.get("eval_batch", {}).get("open", False)
+        if is_open and len(sizes) == 1 and sizes != {spec.shape[:1] for spec in self._specs.values()}:
+            (size,) = sizes
+            return self._checked(batch, {name: (*size, *spec.shape[1:]) for name, spec in self._specs.items()})
+        self._fill(batch)
+        return self._batch
+
     def _fill(self, batch: Mapping[str, npt.ArrayLike]) -> None:
+        for name, array in self._checked(batch, {name: spec.shape for name, spec in self._specs.items()}).items():
+            self._batch[name][...] = array
+
+    def _checked(self, batch: Mapping[str, npt.ArrayLike], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
+        """The batch as arrays that can be bound."""
+        found: dict[str, Array] = {}
         for name in batch:
             if name not in self._specs:
                 raise UsageError(f"the model has no input '{name}'; it has {', '.join(self._specs)}")
@@ -239,13 +256,14 @@ class Trainer:
             if name not in batch:
                 raise UsageError(f"the batch lacks '{name}' ({spec})")
             array = np.asarray(batch[name])
-            if array.shape != spec.shape:
+            if array.shape != shapes[name]:
                 raise UsageError(
                     f"'{name}' has shape {array.shape}, the artifact was compiled for {spec.shape}: pad the batch, or compile for its shape"
                 )
             if not np.can_cast(array.dtype, spec.dtype, "same_kind"):
                 raise UsageError(f"'{name}' has dtype {array.dtype}, the artifact wants {spec.dtype}")
-            self._batch[name][...] = array
+            found[name] = np.ascontiguousarray(array, spec.dtype)
+        return found
 
 
 def _slices(array: Array) -> Iterator[Array]:

@@ -45,12 +45,20 @@ def _complex_signal(op: GraphBuilder, x: Expr) -> Expr:
     return op.node("STFT", signal, np.asarray(1), None, np.asarray(2), onesided=0, like=[((1, 2, 2, 2), x.dtype)])[0]
 
 
+def _quantized(op: GraphBuilder, x: Expr) -> Expr:
+    """Integers between two floats: were they taken for a cut, the path would be lost beside the direct one."""
+    scale = np.asarray(0.1, np.float32)
+    integers = op("QuantizeLinear", x, scale, np.asarray(0, np.int8))
+    return op("DequantizeLinear", integers, scale, np.asarray(0, np.int8))
+
+
 CASES: Sequence[tuple[str, Callable[[GraphBuilder, Expr], Expr], str]] = [
     ("Compress", _compress, "not a constant"),
     ("SequenceAt", _sequence_at, "not a constant"),
     ("SequenceAt", _beyond_the_sequence, "element 2 of a sequence of 2"),
     ("SequenceAt", _part_sizes, "'sizes' of the parts"),
     ("AveragePool", _last_window_beyond, "ceil_mode"),
+    ("DequantizeLinear", _quantized, "quantized arithmetic has no gradient"),
     ("STFT", _complex_signal, "complex"),
 ]
 

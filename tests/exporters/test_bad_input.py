@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from onnxremat.exporters import ExportError, InputSpec, export_torch
@@ -91,6 +92,31 @@ def test_rnn_dropout() -> None:
     refused(lambda self, a: self.r(a)[0], "dropout between its layers", [x(3, 2, 4)], r=nn.LSTM(4, 4, 2, dropout=0.5))
 
 
+def test_rnn_projection() -> None:
+    refused(lambda self, a: self.r(a)[0], "lstm r: proj_size has no ONNX form.*nn.Linear", [x(3, 2, 4)], r=nn.LSTM(4, 5, proj_size=3))
+
+
+def test_a_loss_that_torch_decomposes_wrongly() -> None:
+    target = torch.tensor([[1, -1, 0, 0], [0, 2, -1, 0]])
+    refused(lambda self, a: F.multilabel_margin_loss(a, target), "multilabel_margin_loss.*soft_margin")
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (lambda self, a: torch.lgamma(a), "lgamma"),
+        (lambda self, a: torch.linalg.svd(a)[1], "linalg_svd"),
+        (lambda self, a: torch.linalg.inv(a.T @ a), "linalg_inv"),
+        (lambda self, a: torch.cdist(a, a), "cdist"),
+        (lambda self, a: a.cumprod(1), "prod"),
+        (lambda self, a: a.cummax(1)[0], "cummax"),
+    ],
+    ids=["lgamma", "svd", "inv", "cdist", "cumprod", "cummax"],
+)
+def test_operations_without_onnx_form_are_named_with_their_line(function: Any, name: str) -> None:
+    refused(function, rf"at test_\w+.py:\d+ .*{name}\w* has no ONNX form; replace it")
+
+
 def test_writes_to_parameters() -> None:
     def forward(self: Any, a: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
@@ -105,7 +131,7 @@ def test_operation_without_onnx_form_names_module_and_line() -> None:
         def forward(self, a: torch.Tensor) -> torch.Tensor:
             return torch.linalg.qr(a)[0]
 
-    with pytest.raises(ExportError, match=r"module 0 at test_bad_input.py:\d+ \(return torch.linalg.qr.*no ONNX form.*linalg_qr"):
+    with pytest.raises(ExportError, match=r"module 0 at test_bad_input.py:\d+ \(return torch.linalg.qr.*linalg_qr has no ONNX form"):
         export_torch(nn.Sequential(Factors()), [x(2, 4)])
 
 

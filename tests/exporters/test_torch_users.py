@@ -53,6 +53,56 @@ class Translation(nn.Module):
         return self.model(source, target, tgt_mask=nn.Transformer.generate_square_subsequent_mask(target.shape[1]))
 
 
+def swin() -> nn.Module:
+    """``contiguous()`` between an attention and a view: the kernel's strides when traced are not those of its translation."""
+    from transformers import SwinConfig, SwinForImageClassification
+
+    sizes = {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [1, 2], "num_heads": [1, 2], "window_size": 4}
+    return Logits(SwinForImageClassification(SwinConfig(**sizes, num_labels=5, drop_path_rate=0.0)))
+
+
+class Logits(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        return self.model(pixel_values=pixel_values).logits
+
+
+class Quantiles(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.out(x)
+        return y.median(1).values + y.kthvalue(2, -1, True).values.squeeze(1)
+
+
+class GaussianLoss(nn.Module):
+    def __init__(self, **options: object) -> None:
+        super().__init__()
+        self.mean, self.variance, self.loss = nn.Linear(8, 5), nn.Linear(8, 5), nn.GaussianNLLLoss(**options)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return self.loss(self.mean(x), target, F.softplus(self.variance(x)))
+
+
+class Masked(nn.Module):
+    """A fully masked row gives zeros by a boolean mask, and the mean of all values by a finite additive one."""
+
+    def __init__(self, additive: bool) -> None:
+        super().__init__()
+        self.project, self.additive = nn.Linear(8, 24), additive
+
+    def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.project(x).chunk(3, -1)
+        keep = keep.unsqueeze(1).expand(-1, x.shape[1], -1) * torch.tril(torch.ones(x.shape[1], x.shape[1], dtype=torch.int64)) > 0
+        mask = torch.where(keep, 0.0, torch.finfo(torch.float32).min) if self.additive else keep
+        return F.scaled_dot_product_attention(q, k, v, mask.to(x.dtype) if self.additive else mask, dropout_p=0.1)
+
+
 IDS = "x=4x6:int64:11"
 MODELS: dict[str, tuple[Callable[[], nn.Module], list[str], str | None]] = {
     "padding row": (lambda: nn.Sequential(nn.Embedding(11, 6, padding_idx=2), nn.Linear(6, 3)), [IDS], "mse"),
@@ -69,6 +119,12 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], list[str], str | None]] = {
     "class probabilities": (Probabilities, ["x=4x8", "target=4x5"], None),
     "nn.Transformer": (Translation, ["source=2x6x8", "target=2x5x8"], "mse"),
     "unfold and fold": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Unfold(2), nn.Fold((6, 6), 2)), ["x=2x3x8x8"], "mse"),
+    "attention viewed": (swin, ["pixel_values=2x3x32x32"], "mse"),
+    "median and k-th value": (Quantiles, ["x=4x8"], "mse"),
+    "gaussian loss": (GaussianLoss, ["x=4x8", "target=4x5"], None),
+    "gaussian loss, clamped and full": (lambda: GaussianLoss(full=True, eps=0.7), ["x=4x8", "target=4x5"], None),
+    "masked rows": (lambda: Masked(False), ["x=3x4x8", "keep=3x4:int64:2"], "mse"),
+    "masked rows by addition": (lambda: Masked(True), ["x=3x4x8", "keep=3x4:int64:2"], "mse"),
     "spectral norm": (lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(8, 5))), ["x=4x8"], "mse"),
     "weight norm": (lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(8, 5))), ["x=4x8"], "mse"),
 }
