@@ -16,13 +16,13 @@ $(STAMP): requirements.txt requirements-dev.txt constraints.txt setup.py
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
 
-# All tests, slow ones too.
+# All tests, slow ones too, on up to four cores.
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 # The tests that take seconds.
 quick: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal -m "not slow"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

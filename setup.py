@@ -69,6 +69,7 @@ setup(
             "hypothesis>=6.100",
             "mypy>=1.10",
             "pytest>=8.0",
+            "pytest-xdist>=3.6",
             "ruff>=0.5",
             "scikit-learn>=1.4",
             "transformers>=5.0,<6.0",

@@ -1,0 +1,165 @@
+"""Training the same models with torch, with ONNX Runtime's own artifacts, and with onnxremat: step time, peak, largest batch.
+
+    python -m benchmarks.side_by_side -o DIR [--rounds 3] [--steps 3] [--budgets 100%,70%,50%,35%] [--batches] [MODEL ...]
+
+Every side runs forward, backward and AdamW on the same batch with the same threads, each run in a process of its own, the sides interleaved
+round by round.  Results are kept in DIR, one file a model, and a model that has one is not run again.  ``--batches`` also looks for the largest
+batch in the memory that torch eager needs for the given one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import machine, table
+from benchmarks.side_by_side.cases import MODELS
+from benchmarks.side_by_side.sides import largest_batch
+from onnxremat.files import write_text
+from onnxremat.runtime import worker
+
+HEADER = ["model", "batch", "side", "step s", "time", "peak MiB", "peak", "mapped MiB", "largest batch"]
+TORCH = ("eager", "checkpoint", "budget 0.5")
+_MOST = 8
+
+
+def _call(job: str, **arguments: Any) -> Any:
+    return worker.call(f"benchmarks.side_by_side.sides:{job}", **arguments)
+
+
+def _attempt(work: Callable[[], Any]) -> Any:
+    """What the work gives, or why it does not."""
+    try:
+        return work()
+    except Exception as error:
+        return {"error": " ".join(str(error).split())[-160:]}
+
+
+def compare(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """All sides of one model: side -> seconds, peak, and more."""
+    model = MODELS[name]
+    found: dict[str, dict[str, Any]] = {}
+    runs: dict[str, Callable[[], Any]] = {}
+    for how in TORCH:
+        runs[f"torch {how}"] = lambda how=how: _call("torch_job", model=name, batch=model.batch, how=how, steps=options.steps)
+    generated = folder / "generated"
+    generated.mkdir(parents=True)
+    failed = _attempt(lambda: _call("generate_job", model=name, batch=model.batch, folder=str(generated)))
+    if failed:
+        found["ORT generate_artifacts"] = failed
+    else:
+        runs["ORT generate_artifacts"] = lambda: _call("generated_job", model=name, batch=model.batch, folder=str(generated), steps=options.steps)
+    for budget in options.budgets.split(","):
+        side, target = f"onnxremat {budget}", str(folder / f"onnxremat_{budget.rstrip('%')}")
+        figures = _attempt(
+            lambda budget=budget, target=target: _call(
+                "compile_job", model=name, batch=model.batch, folder=target, budget=budget, limit=options.time_limit
+            )
+        )
+        if "error" in figures:
+            found[side] = figures
+            continue
+        found[side] = {"compiled": figures}
+        runs[side] = lambda target=target: _call("onnxremat_job", folder=target, steps=options.steps)
+    for _ in range(options.rounds):
+        for side, run in list(runs.items()):
+            result = _attempt(run)
+            if "error" in result:
+                found[side] = result
+                del runs[side]
+                continue
+            entry = found.setdefault(side, {})
+            entry["seconds"] = entry.get("seconds", []) + result["seconds"]
+            entry["peak"] = max(entry.get("peak", 0), result["peak"])
+    for how in TORCH:
+        if f"torch {how}" in runs:
+            mapped = _call("torch_job", model=name, batch=model.batch, how=how, steps=1, mapped=True)
+            found[f"torch {how}"]["mapped"] = mapped["peak"]
+    if options.batches:
+        _largest_batches(name, found, folder, options.time_limit)
+    return found
+
+
+def _largest_batches(name: str, found: dict[str, dict[str, Any]], folder: Path, time_limit: float) -> None:
+    """The largest batch of each side in the memory that torch eager needs at the given one, judged by what is best for torch."""
+    model = MODELS[name]
+    limit = found["torch eager"]["mapped"]
+
+    def torch_fits(how: str) -> Callable[[int], bool]:
+        return lambda batch: bool(_call("torch_job", model=name, batch=batch, how=how, steps=1, mapped=True)["peak"] <= limit)
+
+    def compiles(batch: int) -> bool:
+        target = folder / f"batch_{batch}"
+        result = _attempt(lambda: _call("compile_job", model=name, batch=batch, folder=str(target), budget=str(limit), limit=time_limit))
+        if "error" in result:
+            return False
+        fits = _call("onnxremat_job", folder=str(target), steps=1)["peak"] <= limit
+        shutil.rmtree(target)
+        if fits:
+            found["onnxremat at the limit"] = {"compiled": result, "largest": batch}
+        return bool(fits)
+
+    found["torch eager"]["largest"] = model.batch
+    for how in TORCH[1:]:
+        if "error" not in found[f"torch {how}"]:
+            found[f"torch {how}"]["largest"] = largest_batch(torch_fits(how), model.batch, _MOST * model.batch)
+    largest_batch(compiles, model.batch, _MOST * model.batch)
+
+
+def rows(name: str, found: dict[str, Any]) -> list[list[str]]:
+    """The table's rows of one model; time and peak relative to torch eager."""
+    eager = found["torch eager"]
+    base, size = statistics.median(eager["seconds"]), eager["peak"]
+    out = []
+    for side, entry in found.items():
+        row = [name, str(MODELS[name].batch), side]
+        if "error" in entry:
+            row += ["fails: " + entry["error"][:70], "", "", "", "", ""]
+        elif "seconds" in entry:
+            seconds = statistics.median(entry["seconds"])
+            mapped = f"{entry['mapped'] / 2**20:.0f}" if "mapped" in entry else ""
+            row += [f"{seconds:.2f}", f"{seconds / base:.2f}", f"{entry['peak'] / 2**20:.0f}", f"{entry['peak'] / size:.2f}", mapped]
+            row += [str(entry.get("largest", ""))]
+        else:
+            row += ["", "", "", "", "", f"{entry['largest']} (predicted {_overhead(entry['compiled']):+.1%})"]
+        out.append(row)
+    return out
+
+
+def _overhead(figures: dict[str, Any]) -> float:
+    return float(figures["seconds_predicted"] / figures["seconds_unscheduled"] - 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=list(MODELS), metavar="MODEL", help=", ".join(MODELS))
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="results, one file a model")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--budgets", default="100%,70%,50%,35%", help="shares of the activations")
+    parser.add_argument("--time-limit", type=float, default=30.0, metavar="SECONDS", help="of planning, each (default 30)")
+    parser.add_argument("--batches", action="store_true", help="also look for the largest batch in the memory of torch eager")
+    options = parser.parse_args()
+    print(machine())
+    options.output.mkdir(parents=True, exist_ok=True)
+    every: list[list[str]] = []
+    for name in options.models:
+        path = options.output / f"{name.replace(' ', '_').replace(',', '')}.json"
+        if not path.exists():
+            folder = options.output / "work"
+            shutil.rmtree(folder, ignore_errors=True)
+            write_text(path, json.dumps(compare(name, options, folder), indent=1))
+            shutil.rmtree(folder, ignore_errors=True)
+        every += rows(name, json.loads(path.read_text(encoding="utf-8")))
+        print(table(HEADER, rows(name, json.loads(path.read_text(encoding="utf-8")))), flush=True)
+    print()
+    print(table(HEADER, every))
+
+
+if __name__ == "__main__":
+    main()
