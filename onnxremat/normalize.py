@@ -45,6 +45,28 @@ def remove_dead(graph: ir.Graph, keep: list[ir.Value], keep_initializers: bool =
             del graph.initializers[name]
 
 
+def merge_casts(graph: ir.Graph) -> None:
+    """Let a Cast of a Cast read what the first one read, where the first loses nothing.
+
+    The runtime does so in every session as soon as all readers of a Cast are Casts, which may be so for a clone and not for the original;
+    the clone would be gone, and the plan with it.
+    """
+    for node in [n for n in graph if n.op_type == "Cast" and not n.domain]:
+        while (source := _source_before(node)) is not None:
+            node.replace_input_with(0, source)
+
+
+def _source_before(node: ir.Node) -> ir.Value | None:
+    """What the Cast that a Cast reads has read, where that one loses nothing; None otherwise."""
+    (value,) = node.inputs
+    inner = value.producer() if value is not None else None
+    if value is None or inner is None or inner.op_type != "Cast" or inner.domain:
+        return None
+    source = inner.inputs[0]
+    lossless = source is not None and source.dtype and value.dtype and np.can_cast(source.dtype.numpy(), value.dtype.numpy(), "safe")
+    return source if lossless else None
+
+
 def _scalar(value: ir.Value | None) -> float | None:
     if value is None or value.const_value is None or value.const_value.size != 1:
         return None

@@ -88,6 +88,9 @@ def _pinned(node: ir.Node, row: Traits, outputs: set[int]) -> str:
         return "random"
     if row.stateful:
         return "stateful"
+    if node.op_type == "Cast" and any(use.node.op_type == "Cast" for use in node.outputs[0].uses()):
+        # A clone that only Casts read is one that the runtime takes out (see normalize.merge_casts for those without loss).
+        return "cast"
     return "output" if any(id(v) in outputs for v in node.outputs) else ""
 
 

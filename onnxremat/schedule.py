@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .errors import BudgetInfeasible, OnnxRematError
@@ -19,6 +20,8 @@ _LIVE_SHARE = 0.985
 #: Seconds that moving runs for a better placement may take.
 _COMPACT_SECONDS = 10.0
 _REPLANS = 8
+#: Of the time that is left for planning, what a repetition counts on at least: one in less finds poor plans.
+_LEAST_SECONDS = 6.0
 #: Seconds that the proof of a lower bound may take.
 _BOUND_SECONDS = 10.0
 #: Capacities tried for one plan, relative to what it takes in an endless arena: a larger one may place buffers better or worse.
@@ -89,15 +92,16 @@ def schedule(problem: Problem, budget: int, search: Search) -> Scheduled:
         if fitting is not None:
             return fitting
     floor = problem.resident_bytes
-    room = capacity_within(budget - floor)
-    room -= _slack(room)
+    capacity = capacity_within(budget - floor)
+    room = capacity - _slack(capacity)
     # The optimizer's phase may be the larger one; it does not depend on the plan.
     first = limit = max(floor + int(_LIVE_SHARE * room), min(budget, problem.optimizer_peak_bytes))
     smallest, proven, last = UNLIMITED, 0, False
+    hint: tuple[int, ...] | None = None
     deadline = time.monotonic() + search.time_limit
     for _ in range(_REPLANS):
-        left = max(1.0, deadline - time.monotonic())
-        plan = _solve(problem, limit, search, left / 3)
+        left = max(_LEAST_SECONDS, deadline - time.monotonic())
+        plan = _solve(problem, limit, search, left / 3, hint)
         if isinstance(plan, Infeasible):
             if limit == first:
                 proven = plan.lower_bound_bytes
@@ -108,24 +112,27 @@ def schedule(problem: Problem, budget: int, search: Search) -> Scheduled:
                 smallest = min(smallest, _smallest_peak(problem, plan.minimum_budget_bytes, search))
         if isinstance(plan, Infeasible):
             break
-        sequence = compact(problem, plan.sequence, plan.peak_bytes, room, min(left / 4, _COMPACT_SECONDS), search.seed)
-        plan = replace(plan_from_sequence(problem, sequence, max(limit, floor + room), plan.strategy), solve_seconds=plan.solve_seconds)
+        most = max(plan.peak_bytes, floor + room)
+        sequence = compact(problem, plan.sequence, most, room, min(left / 4, _COMPACT_SECONDS), search.seed, capacity=capacity)
+        plan = replace(plan_from_sequence(problem, sequence, max(limit, most), plan.strategy), solve_seconds=plan.solve_seconds)
         fitting = _fit(problem, plan, budget)
         if fitting is not None:
             bound = lower_bound(problem, budget, min(_BOUND_SECONDS, search.time_limit))
             # What exceeds a plan that runs can only be the solver's rounding.
             return replace(fitting, plan=replace(fitting.plan, seconds_lower_bound=min(bound, plan.seconds)))
+        hint = plan.sequence
         arena_bytes = place(problem, plan.sequence, UNLIMITED).arena_bytes
         smallest = min(smallest, needed_budget(problem, arena_bytes + _slack(arena_bytes)))
         if last or time.monotonic() > deadline:
             break
-        limit = min(limit - max(1, room // 64), floor + (plan.peak_bytes - floor) * room // max(1, arena_bytes))
+        needed = place(problem, plan.sequence, max(0, capacity), overflow=True).arena_bytes
+        limit = min(limit - max(1, room // 64), floor + (plan.peak_bytes - floor) * room // max(1, needed))
     raise _infeasible(problem, budget, max(smallest, budget + 1), proven)
 
 
-def _solve(problem: Problem, limit: int, search: Search, seconds: float) -> Plan | Infeasible:
+def _solve(problem: Problem, limit: int, search: Search, seconds: float, hint: Sequence[int] | None = None) -> Plan | Infeasible:
     try:
-        return solve(problem, limit, strategy=search.strategy, time_limit=seconds, seed=search.seed, bound_seconds=0)
+        return solve(problem, limit, strategy=search.strategy, time_limit=seconds, seed=search.seed, bound_seconds=0, hint=hint)
     except Infeasible as error:
         return error
     except ValueError as error:
@@ -141,10 +148,10 @@ def _fit(problem: Problem, plan: Plan, budget: int) -> Scheduled | None:
     largest = capacity_within(budget - problem.resident_bytes)
     wanted = place(problem, plan.sequence, UNLIMITED).arena_bytes
     smallest = max(wanted + _slack(wanted), OPTIMIZER_BYTES)
-    for share in _CAPACITIES:
-        capacity = min(int(smallest * (1 + share)), largest)
-        if capacity < smallest:
-            return None
+    if largest < OPTIMIZER_BYTES:
+        return None
+    # The largest one is tried in any case: its end may keep buffers from where an endless arena would have put them.
+    for capacity in dict.fromkeys(min(int(smallest * (1 + share)), largest) for share in _CAPACITIES):
         try:
             placement = place(problem, plan.sequence, capacity)
         except ArenaExhausted:

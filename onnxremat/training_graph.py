@@ -15,7 +15,7 @@ from .errors import DifferentiationError
 from .exporters import ForwardGraph, InputSpec
 from .graph import GraphBuilder, nbytes
 from .nchwc import block_convolutions
-from .normalize import normalize, remove_dead
+from .normalize import merge_casts, normalize, remove_dead
 from .ops import MS
 from .optimizers import IR_VERSION, LEARNING_RATE, Optimizer, add_updates
 
@@ -173,6 +173,7 @@ def build_training_graph(forward: ForwardGraph, optimizer: Optimizer | None = No
     held = [values[name] for name in [*trainable, *unreached, *forward.frozen, *forward.state] if name in values]
     _split_dropout(op)
     graph.outputs[:] = outs
+    merge_casts(graph)
     remove_dead(graph, [*outs, *written])
     if conv_layout == "nchwc":
         block_convolutions(op)

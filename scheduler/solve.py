@@ -26,6 +26,7 @@ def solve(
     seed: int = 0,
     progress: Callable[[Progress], None] | None = None,
     bound_seconds: float = 10.0,
+    hint: Sequence[int] | None = None,
 ) -> Plan:
     """Plan a training step within a budget.
 
@@ -37,6 +38,7 @@ def solve(
         seed: source of chance; the answer is a function of it as long as the time limit does not cut the search short.
         progress: told of every improvement, and now and then of the time left.
         bound_seconds: wall seconds that the proof of a bound may take, at most a third of the time limit; 0 leaves the trivial bound.
+        hint: a valid sequence of ops that ``auto`` starts from as well, such as the plan for another budget.
 
     Returns:
         A plan that the simulator evaluated and the validator accepted. On KeyboardInterrupt (Ctrl-C) it is the best one found by then.
@@ -58,6 +60,7 @@ def solve(
     reserve = min(bound_seconds, time_limit / 3)
     context = Context(problem, budget_bytes, started + time_limit - reserve, seed, progress, strategy, started)
     context.bound, context.bound_seconds = seconds_floor(problem), reserve
+    context.hint = hint
     interrupted = False
     if budget_bytes >= floor:
         try:

@@ -15,7 +15,7 @@ from torch import nn
 
 from onnxremat.exporters import InputSpec, export_torch
 from onnxremat.graph import Expr, GraphBuilder
-from onnxremat.normalize import constant_bytes, normalize, remove_dead
+from onnxremat.normalize import constant_bytes, merge_casts, normalize, remove_dead
 from onnxremat.ops import MS
 from onnxremat.runtime.session import Options, make_session
 from tests.autodiff.support import add_input, model_of, new_builder
@@ -342,3 +342,22 @@ def test_normalizing_twice_changes_nothing_more() -> None:
     normalize(op.graph)
     assert ir.serde.serialize_model(model_of(op)).SerializeToString(deterministic=True) == first
     assert {n.domain for n in op.graph} == {"", MS}
+
+
+def test_a_cast_of_a_cast_reads_what_was_cast_first_where_nothing_is_lost() -> None:
+    op = new_builder()
+    mask = op("Not", add_input(op, "x", (4,), ir.DataType.BOOL))
+    shown = mask.cast(ir.DataType.FLOAT)
+    count = shown.cast(ir.DataType.INT64)
+    whole = add_input(op, "y", (4,)).cast(ir.DataType.INT32)
+    rounded = whole.cast(ir.DataType.FLOAT)
+    op.graph.outputs[:] = [e.value for e in (shown * shown, op("Neg", count), op("Neg", rounded))]
+    merge_casts(op.graph)
+    assert [str(e.value.producer().inputs[0].name) for e in (shown, count, whole, rounded)] == [  # type: ignore[union-attr]
+        *(str(e.value.name) for e in (mask, mask)),
+        "y",
+        str(whole.value.name),
+    ]
+    session = make_session(ir.serde.serialize_model(model_of(op)).SerializeToString(), Options(threads=1))
+    _, second, third = session.run(None, {"x": np.array([True, False, True, False]), "y": np.array([0.5, 1.5, -2.5, 3], np.float32)})
+    assert second.tolist() == [0, -1, 0, -1] and third.tolist() == [0, -1, 2, -3]

@@ -201,6 +201,26 @@ def test_the_compiled_loop_makes_the_moves_of_its_twin(seed: int, slack: int) ->
     assert found[0] != sequence, "no move was accepted"
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_moves_that_fit_an_arena_of_a_given_capacity(seed: int) -> None:
+    """Best-fit places buffers otherwise where the region ends: what is found must fit the very arena that it is for."""
+    problem, sequence = _scaled(seed, 14)
+    limit = evaluate(problem, sequence).peak_bytes
+    live, wanted = (getattr(place(problem, sequence, UNLIMITED), name) for name in ("live_bytes", "arena_bytes"))
+    for capacity in (live, (live + wanted) // 2 // GRANULE * GRANULE, wanted):
+        found = twin_moves(problem, limit, capacity, capacity)(sequence, 100, seed)
+        assert found[1] == place(problem, found[0], capacity, overflow=True).arena_bytes
+        library = compiled()
+        if library is not None:
+            assert native_moves(library, problem, limit, capacity, capacity)(sequence, 100, seed) == found
+        if found[1] <= capacity:
+            assert place(problem, found[0], capacity).arena_bytes == found[1]
+        else:
+            assert found[1] > capacity + GRANULE
+            with pytest.raises(ArenaExhausted):
+                place(problem, found[0], capacity)
+
+
 def test_without_a_compiled_loop_the_result_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, sequence = _scaled(5, 12)
     limit = evaluate(problem, sequence).peak_bytes

@@ -14,6 +14,7 @@ API void *PyInit__arena(void) { return 0; } /* the linker there insists on it */
 #endif
 
 #define GRANULE 256
+#define UNLIMITED ((int64_t)1 << 62)
 #define NONE (-1)
 
 typedef struct { const int32_t *start, *v; } Table; /* rows of a ragged table */
@@ -120,7 +121,7 @@ static int64_t live_peak(const Problem *p, Scratch *s, const int32_t *seq, int n
 /* ---- the arena: blocks linked by address, free ones sorted by size, then by address */
 
 typedef struct { int64_t offset, size; int before, after, free; } Block;
-typedef struct { Block *b; int blocks, cap, spare, *sorted, free; int64_t high; } Arena;
+typedef struct { Block *b; int blocks, cap, spare, *sorted, free; int64_t high, capacity; } Arena;
 
 static int position(const Arena *a, int64_t size, int64_t offset) {
     int lo = 0, hi = a->free;
@@ -151,7 +152,7 @@ static int fresh(Arena *a) {
 }
 static int allocate(Arena *a, int64_t size) {
     size = rounded(size);
-    int i = a->sorted[position(a, size, NONE)]; /* the region is endless */
+    int i = a->sorted[position(a, size, NONE)]; /* the last region is endless */
     withdraw(a, i);
     if (a->b[i].size > size) {
         int rest = fresh(a);
@@ -176,7 +177,7 @@ static void release(Arena *a, int i) {
     offer(a, i);
 }
 
-/* ---- simulate.place in an endless arena: its highest used address */
+/* ---- simulate.place with overflow: the highest used address */
 
 static int64_t arena_bytes(const Problem *p, Scratch *s, Arena *a, const int32_t *seq, int n) {
     int count = 0, pairs = 0;
@@ -241,8 +242,12 @@ static int64_t arena_bytes(const Problem *p, Scratch *s, Arena *a, const int32_t
     }
     pen = rounded(pen + pen / 10);
     a->blocks = 1, a->free = 0, a->spare = NONE, a->high = 0;
-    a->b[0] = (Block){0, (int64_t)1 << 62, NONE, NONE, 0};
+    a->b[0] = (Block){0, a->capacity, NONE, NONE, 0};
     offer(a, 0);
+    if (a->capacity < UNLIMITED) { /* what does not fit goes behind it, a granule apart so that the two never coalesce */
+        a->b[a->blocks] = (Block){a->capacity + GRANULE, UNLIMITED, NONE, NONE, 0};
+        offer(a, a->blocks++);
+    }
     int at = allocate(a, pen);
     allocate(a, GRANULE);
     release(a, at);
@@ -268,7 +273,7 @@ static void shift(int32_t *seq, int from, int to) {
 }
 
 /* Try ``moves`` moves on ``seq`` (n runs), which is improved in place; ``rng`` is the state of chance. Returns the arena's bytes. */
-API int64_t arena_compact(const Problem *p, int n, int32_t *seq, int64_t live_limit, int64_t arena_limit, int64_t moves, const int32_t *reach, int reaches, uint64_t *rng) {
+API int64_t arena_compact(const Problem *p, int n, int32_t *seq, int64_t live_limit, int64_t arena_limit, int64_t capacity, int64_t moves, const int32_t *reach, int reaches, uint64_t *rng) {
     int64_t made = 0, writes = 0;
     for (int k = 0; k < n; k++) {
         made += p->outputs.start[seq[k] + 1] - p->outputs.start[seq[k]];
@@ -286,7 +291,7 @@ API int64_t arena_compact(const Problem *p, int n, int32_t *seq, int64_t live_li
     s.change = malloc(sizeof(int64_t) * (made > n ? made + 2 : n + 2));
     s.flags = malloc(made + 1);
     s.replaced = malloc(p->tensors + 1);
-    Arena a = {0};
+    Arena a = {.capacity = capacity};
     a.b = malloc(sizeof(Block) * (2 * made + 8));
     a.sorted = malloc(sizeof(int) * (2 * made + 8));
     int64_t smallest = NONE;

@@ -33,7 +33,14 @@ Moves = Callable[[list[int], int, int], tuple[list[int], int, int]]
 
 
 def compact(
-    problem: Problem, sequence: Sequence[int], live_limit: int, arena_limit: int, seconds: float, seed: int = 0, moves: int = 200_000
+    problem: Problem,
+    sequence: Sequence[int],
+    live_limit: int,
+    arena_limit: int,
+    seconds: float,
+    seed: int = 0,
+    moves: int = 200_000,
+    capacity: int = UNLIMITED,
 ) -> list[int]:
     """Reorder a sequence so that its buffers need a smaller arena.
 
@@ -45,13 +52,18 @@ def compact(
         seconds: wall seconds at which it ends too.
         seed: source of chance.
         moves: moves that are tried at most.
+        capacity: bytes of the arena; best-fit places buffers otherwise where its end is near.
 
     Returns:
         A sequence of the same runs (so of the same time) that is valid and whose arena is no larger.
     """
     library = compiled()
     chunk = _CHUNK if library is None else _COMPILED_CHUNK
-    search = twin_moves(problem, live_limit, arena_limit) if library is None else native_moves(library, problem, live_limit, arena_limit)
+    search = (
+        twin_moves(problem, live_limit, arena_limit, capacity)
+        if library is None
+        else native_moves(library, problem, live_limit, arena_limit, capacity)
+    )
     best, state = list(sequence), seed & _MASK
     deadline = time.monotonic() + seconds
     for done in range(0, moves, chunk):
@@ -61,7 +73,7 @@ def compact(
     return best
 
 
-def twin_moves(problem: Problem, live_limit: int, arena_limit: int) -> Moves:
+def twin_moves(problem: Problem, live_limit: int, arena_limit: int, capacity: int = UNLIMITED) -> Moves:
     """The moves in Python: from a sequence, a number of moves and the state of chance to a sequence, its arena's bytes and the state after."""
 
     def size_of(sequence: Sequence[int]) -> int | None:
@@ -70,10 +82,10 @@ def twin_moves(problem: Problem, live_limit: int, arena_limit: int) -> Moves:
                 return None
         except PlanError:
             return None
-        return place(problem, sequence, UNLIMITED).arena_bytes
+        return place(problem, sequence, capacity, overflow=True).arena_bytes
 
     def search(best: list[int], moves: int, state: int) -> tuple[list[int], int, int]:
-        smallest = place(problem, best, UNLIMITED).arena_bytes
+        smallest = place(problem, best, capacity, overflow=True).arena_bytes
 
         def below(bound: int) -> int:
             # splitmix64
@@ -115,7 +127,7 @@ def compiled() -> ctypes.CDLL | None:
         return None
     pointer, whole, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     library.arena_compact.restype = whole
-    library.arena_compact.argtypes = [pointer, number, pointer, whole, whole, whole, pointer, number, pointer]
+    library.arena_compact.argtypes = [pointer, number, pointer, whole, whole, whole, whole, pointer, number, pointer]
     return library
 
 
@@ -135,7 +147,7 @@ class _Problem(ctypes.Structure):
     ]
 
 
-def native_moves(library: ctypes.CDLL, problem: Problem, live_limit: int, arena_limit: int) -> Moves:
+def native_moves(library: ctypes.CDLL, problem: Problem, live_limit: int, arena_limit: int, capacity: int = UNLIMITED) -> Moves:
     """The moves in C, over flat copies of the problem."""
     ops, tensors, index = problem.ops, problem.tensors, problem.index
     kept: list[npt.NDArray[Any]] = []
@@ -180,6 +192,7 @@ def native_moves(library: ctypes.CDLL, problem: Problem, live_limit: int, arena_
             sequence.ctypes.data,
             live_limit,
             arena_limit,
+            capacity,
             moves,
             reach.ctypes.data,
             len(reach),

@@ -43,15 +43,23 @@ def capacity_within(room: int) -> int:
 
 
 class BestFitArena:
-    """One region of ``capacity`` bytes, served best-fit, lowest address first among equals; neighbours coalesce when freed."""
+    """One region of ``capacity`` bytes, served best-fit, lowest address first among equals; neighbours coalesce when freed.
 
-    def __init__(self, capacity: int) -> None:
+    With ``overflow``, what does not fit goes into an endless region behind it, apart from it: by how much ``high_water`` exceeds the capacity
+    says how far the requests are from fitting.
+    """
+
+    def __init__(self, capacity: int, overflow: bool = False) -> None:
         self.capacity = capacity
         self.high_water = 0
-        self._free: list[tuple[int, int]] = [(capacity, 0)]  # (size, offset), sorted
-        self._starts: dict[int, int] = {0: capacity}  # offset -> size of free blocks
-        self._ends: dict[int, int] = {capacity: 0}  # end -> offset of free blocks
+        self._free: list[tuple[int, int]] = []  # (size, offset), sorted
+        self._starts: dict[int, int] = {}  # offset -> size of free blocks
+        self._ends: dict[int, int] = {}  # end -> offset of free blocks
         self._used: dict[int, int] = {}
+        self._insert(0, capacity)
+        if overflow and capacity < UNLIMITED:
+            # A granule apart, so that the two never coalesce.
+            self._insert(capacity + GRANULE, UNLIMITED)
 
     def allocate(self, size: int) -> int:
         """Offset of a new block; raises ArenaExhausted where no free block is large enough."""
@@ -111,7 +119,7 @@ class Placement:
         return self.arena_bytes / self.live_bytes - 1 if self.live_bytes else 0.0
 
 
-def place(problem: Problem, sequence: Sequence[int], capacity: int) -> Placement:
+def place(problem: Problem, sequence: Sequence[int], capacity: int, overflow: bool = False) -> Placement:
     """Simulate the arena of ``capacity`` bytes over a sequence of runs.
 
     Small buffers get a pen of their own: at the start of the step a block of ``pen_bytes`` is allocated, then a one-granule fence that
@@ -120,9 +128,9 @@ def place(problem: Problem, sequence: Sequence[int], capacity: int) -> Placement
     (``onnxremat.emit`` adds the two nodes).
 
     Raises:
-        ArenaExhausted: the schedule does not fit.
+        ArenaExhausted: the schedule does not fit; with ``overflow`` its arena is more than ``capacity`` instead (see BestFitArena).
     """
-    arena = BestFitArena(capacity)
+    arena = BestFitArena(capacity, overflow)
     buffers = buffer_lifetimes(problem, sequence)
     born: list[list[int]] = [[] for _ in sequence]
     dies: list[list[int]] = [[] for _ in sequence]

@@ -35,8 +35,15 @@ def auto(context: Context) -> None:
     """Offer the cheap strategies' answers, the walks', and what local search makes of them."""
     context.bound = max(context.bound, seconds_floor(context.problem))
     get_strategy("keep_all")(context)
+    if context.hint is not None:
+        context.offer_ops(context.hint)
     if context.proven_optimal:
         return
+    if context.hint is not None:
+        # A plan for a budget nearby is worth more than any start; those are tried only where it leads nowhere.
+        search(context, [(context.best_seconds, list(context.reduced.contract(context.hint)))])
+        if context.best is not None:
+            return
     search(context, starts(context))
 
 

@@ -56,6 +56,7 @@ class Context:
         lowest: the sequence with the lowest peak so far.
         bound: seconds below which no plan for the budget is, as far as proven by now.
         bound_seconds: wall seconds that proofs may take in all.
+        hint: a valid sequence of problem ops to start from, whether or not it is within the budget; None for none.
     """
 
     problem: Problem
@@ -71,6 +72,7 @@ class Context:
     lowest_peak: int = 1 << 62
     bound: float = 0.0
     bound_seconds: float = 0.0
+    hint: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -115,15 +117,15 @@ class Context:
         """Judge a sequence of reduced ops by the simulator and keep it where it is the best; returns whether it is within the budget."""
         return self.offer_ops(self.reduced.expand(sequence))
 
-    def offer_ops(self, sequence: list[int]) -> bool:
+    def offer_ops(self, sequence: Sequence[int]) -> bool:
         """The same for a sequence of problem ops; raises PlanError where it cannot run, which is a fault of the strategy."""
         found = evaluate(self.problem, sequence)
         if found.peak_bytes < self.lowest_peak:
-            self.lowest, self.lowest_peak = sequence, found.peak_bytes
+            self.lowest, self.lowest_peak = list(sequence), found.peak_bytes
         if found.peak_bytes > self.budget:
             return False
         if found.seconds < self.best_seconds:
-            self.best, self.best_seconds = sequence, found.seconds
+            self.best, self.best_seconds = list(sequence), found.seconds
             self.tell(None)
         return True
 
