@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 
@@ -11,11 +10,16 @@ from .errors import Infeasible, PlanError
 from .evaluate import evaluate
 from .plan import Plan, Step
 from .problem import Problem, is_duration
-from .relaxation import best_bound
-from .strategies.registry import Context, Progress, get_strategy
+from .proof import Proof
+from .prover import Prover
+from .reduce import reduce_problem
+from .strategies.registry import Context, Progress, Strategy, get_strategy
 from .validate import validate
 
-__all__ = ["minimum_budget", "plan_from_sequence", "solve"]
+__all__ = ["lower_bound", "minimum_budget", "plan_from_sequence", "solve"]
+
+# The least time limit at which a proof is worth its process, and how often one is looked at.
+_PROOF_SECONDS, _POLL_SECONDS = 1.0, 0.05
 
 
 def solve(
@@ -37,7 +41,8 @@ def solve(
         time_limit: wall seconds; the best plan found by then is returned. Zero still tries the cheapest answers.
         seed: source of chance; the answer is a function of it as long as the time limit does not cut the search short.
         progress: told of every improvement, and now and then of the time left.
-        bound_seconds: wall seconds that the proof of a bound may take, at most a third of the time limit; 0 leaves the trivial bound.
+        bound_seconds: processor seconds, at most half the time limit, for the proof of a bound, in a process beside the search for all
+            but small problems; 0 leaves the trivial bound.
         hint: a valid sequence of ops that ``auto`` starts from as well, such as the plan for another budget.
 
     Returns:
@@ -57,18 +62,15 @@ def solve(
     problem.check()
     started = time.monotonic()
     floor = bytes_floor(problem)
-    reserve = min(bound_seconds, time_limit / 3)
-    context = Context(problem, budget_bytes, started + time_limit - reserve, seed, progress, strategy, started)
-    context.bound, context.bound_seconds = seconds_floor(problem), reserve
+    context = Context(problem, budget_bytes, started + time_limit, seed, progress, strategy, started)
+    context.bound = seconds_floor(problem)
     context.hint = hint
-    interrupted = False
     if budget_bytes >= floor:
         try:
-            run(context)
+            _run(context, run, bound_seconds, time_limit)
         except KeyboardInterrupt:
             if context.best is None:
                 raise
-            interrupted = True
     if context.best is None:
         if strategy == "auto" and budget_bytes >= floor:
             # Searching for the smallest budget may still meet one that is small enough.
@@ -80,14 +82,27 @@ def solve(
                 spare.lowest, spare.lowest_peak = context.lowest, context.lowest_peak
                 smallest = _lower(spare, floor)
             raise Infeasible(smallest, floor, strategy, budget_bytes)
-    allowed = min(started + time_limit - time.monotonic(), bound_seconds)
-    if not interrupted and not context.proven_optimal and allowed > 0:
-        context.deadline = started + time_limit
-        # What is proven when Ctrl-C comes stands.
-        with contextlib.suppress(KeyboardInterrupt):
-            context.raise_bound(best_bound(context.reduced, budget_bytes, allowed, context.best_seconds))
     bound = min(context.bound, context.best_seconds)
     return plan_from_sequence(problem, context.best, budget_bytes, strategy, bound, time.monotonic() - started)
+
+
+def _run(context: Context, strategy: Strategy, bound_seconds: float, time_limit: float) -> None:
+    """Run a strategy with a proof beside it, and let that one finish in the time left."""
+    base = evaluate(context.problem, range(len(context.problem.ops)))
+    context.proof_seconds = min(bound_seconds, time_limit / 2) if time_limit >= _PROOF_SECONDS and base.peak_bytes > context.budget else 0.0
+    try:
+        strategy(context)
+        context.prove_beside()
+        while context.proof is not None and not context.proof.done and not context.proven_optimal and context.left > 0:
+            if context.best is None:
+                # What is left of the time is for finding one.
+                return
+            time.sleep(_POLL_SECONDS)
+            context.tell(None)
+    finally:
+        if context.proof is not None:
+            context.proof.stop()
+            context.raise_bound(context.proof.bound)
 
 
 def plan_from_sequence(
@@ -137,7 +152,14 @@ def _lower(context: Context, floor: int) -> int:
 
 def lower_bound(problem: Problem, budget_bytes: int, time_limit: float = 10.0) -> float:
     """A proven lower bound on the time of any plan within the budget, in any order (seconds, or the problem's unit)."""
-    from .reduce import reduce_problem
-
     bound = seconds_floor(problem)
-    return max(bound, best_bound(reduce_problem(problem), budget_bytes, time_limit)) if time_limit > 0 else bound
+    if time_limit <= 0:
+        return bound
+    deadline = time.monotonic() + time_limit
+    proof = Proof(Prover(reduce_problem(problem), budget_bytes), time_limit)
+    try:
+        while not proof.done and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+    finally:
+        proof.stop()
+    return max(bound, proof.bound)

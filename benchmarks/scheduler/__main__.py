@@ -1,5 +1,7 @@
 """Plans for published instances within published budgets, beside what others reached: ``python -m benchmarks.scheduler --instances DIR``.
 
+With ``--large``, plans for large problems of known shape instead (see ``synthetic.py``): the seconds to the first plan count there.
+
 DIR holds plain instances (see ``scheduler/files.py``).  Each plan is scored by the simulator and, with ``--scorer FILE``, by a program
 that is called as ``FILE INSTANCE SEQUENCE`` and prints a JSON object with ``valid``, ``peak_percent`` and ``overhead_percent``.
 """
@@ -16,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common import machine
-from onnxremat.scheduler import Infeasible, Problem, evaluate, solve
+from benchmarks.scheduler.synthetic import gpt_step, layered
+from onnxremat.scheduler import Infeasible, Problem, Progress, evaluate, solve
 from onnxremat.scheduler.annealer import library
 
 # File stem -> budget in percent of the peak of the instance's own order -> the least cost increase published for it, percent.
@@ -31,7 +34,13 @@ PUBLISHED = {
     "unet_b32": {80: 2.145, 60: 4.451, 50: 6.967},
     "gpt12_b8_t512": {85.1: 1.43, 72.0: 4.28, 52.5: 10.88, 38.5: 16.84, 29.2: 20.74, 19.9: 25.0},
 }
-HEADER = ("instance", "budget %", "cost +%", "bound +%", "gap", "peak/budget", "seconds", "published +%")
+# Name -> problem and budget in percent of the base order's peak.
+LARGE = {
+    "gpt-100": (lambda: gpt_step(100), 50.0),
+    "layered-1000": (lambda: layered(1000), 70.0),
+    "layered-5000": (lambda: layered(5000), 70.0),
+}
+HEADER = ("instance", "budget %", "cost +%", "bound +%", "gap", "peak/budget", "seconds", "published +%", "first plan")
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,7 @@ class Row:
     peak: float | None
     seconds: float
     published: float | None
+    first: float | None = None
 
     def text(self) -> list[str]:
         def show(value: float | None, digits: int = 3) -> str:
@@ -52,28 +62,35 @@ class Row:
 
         gap = None if self.cost is None or self.bound is None else self.cost - self.bound
         cells = [show(self.cost), show(self.bound), show(gap), show(self.peak, 4), show(self.seconds, 1), show(self.published)]
+        cells.append(show(self.first, 1))
         return [self.name, f"{self.budget:g}", *cells]
 
 
-def measure(path: Path, percent: float, published: float | None, options: argparse.Namespace) -> Row:
-    """Plan one instance within one budget."""
-    problem = Problem.load(path)
+def measure(problem: Problem, path: Path | None, percent: float, published: float | None, options: argparse.Namespace) -> Row:
+    """Plan one problem, of an instance where there is a path, within one budget."""
+    name = problem.name if path is None else path.stem
     base = evaluate(problem, range(len(problem.ops)))
     budget = int(base.peak_bytes * percent / 100 + 1e-6)
+    first: list[float] = []
+
+    def tell(progress: Progress) -> None:
+        if progress.seconds is not None and not first:
+            first.append(progress.elapsed)
+
     started = time.monotonic()
     try:
-        plan = solve(problem, budget, options.strategy, options.time_limit, options.seed, bound_seconds=options.time_limit / 3)
+        plan = solve(problem, budget, options.strategy, options.time_limit, options.seed, tell, bound_seconds=options.time_limit / 3)
     except Infeasible:
-        return Row(path.stem, percent, None, None, None, time.monotonic() - started, published)
+        return Row(name, percent, None, None, None, time.monotonic() - started, published, None)
     seconds = time.monotonic() - started
     judged = evaluate(problem, plan.sequence)
     cost = 100 * (judged.seconds / base.seconds - 1)
     if judged.peak_bytes > budget:
-        raise SystemExit(f"{path.stem} at {percent} %: the plan exceeds its budget")
-    if options.scorer is not None:
+        raise SystemExit(f"{name} at {percent} %: the plan exceeds its budget")
+    if options.scorer is not None and path is not None:
         score(options.scorer, path, plan.sequence, cost, 100 * judged.peak_bytes / base.peak_bytes)
     bound = 100 * (plan.seconds_lower_bound / base.seconds - 1)
-    return Row(path.stem, percent, cost, bound, judged.peak_bytes / budget, seconds, published)
+    return Row(name, percent, cost, bound, judged.peak_bytes / budget, seconds, published, *first[:1])
 
 
 def score(scorer: Path, instance: Path, sequence: tuple[int, ...], cost: float, peak: float) -> None:
@@ -90,7 +107,9 @@ def score(scorer: Path, instance: Path, sequence: tuple[int, ...], cost: float, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduler", description="plans for published instances, as a table")
-    parser.add_argument("--instances", type=Path, required=True, help="folder with the instances (*.json)")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--instances", type=Path, help="folder with the instances (*.json)")
+    what.add_argument("--large", action="store_true", help="large problems of known shape instead: " + ", ".join(LARGE))
     parser.add_argument("--only", action="append", default=[], help="names of instances to take, by their beginning; may be repeated")
     parser.add_argument("--budget", action="append", type=float, default=[], help="budgets to take, percent; may be repeated")
     parser.add_argument("--time-limit", type=float, default=60.0, help="seconds for a plan, its bound included")
@@ -100,19 +119,18 @@ def main() -> None:
     options = parser.parse_args()
     print(machine())
     print(f"annealer: {'compiled' if library() else 'the Python twin'}; {options.time_limit:g} s each, seed {options.seed}")
-    widths = [16, 8, 9, 9, 8, 11, 8, 12]
+    widths = [16, 8, 9, 9, 8, 11, 8, 12, 10]
     print("  ".join(text.rjust(width) for text, width in zip(HEADER, widths, strict=True)))
-    cells = 0
-    for path in sorted(options.instances.glob("*.json")):
-        if options.only and not any(path.stem.startswith(name) for name in options.only):
-            continue
-        published = PUBLISHED.get(path.stem, {})
-        for percent in options.budget or [*published] or [80.0, 60.0]:
-            row = measure(path, percent, published.get(percent), options)
+    known = dict.fromkeys(LARGE) if options.large else {p.stem: p for p in sorted(options.instances.glob("*.json"))}
+    known = {name: path for name, path in known.items() if not options.only or any(name.startswith(o) for o in options.only)}
+    for name, path in known.items():
+        problem = LARGE[name][0]() if path is None else Problem.load(path)
+        published = PUBLISHED.get(name, {})
+        for percent in options.budget or [*published] or ([LARGE[name][1]] if path is None else [80.0, 60.0]):
+            row = measure(problem, path, percent, published.get(percent), options)
             print("  ".join(text.rjust(width) for text, width in zip(row.text(), widths, strict=True)), flush=True)
-            cells += 1
-    if not cells:
-        raise SystemExit(f"no instance in {options.instances} matches")
+    if not known:
+        raise SystemExit("nothing matches --only")
 
 
 if __name__ == "__main__":

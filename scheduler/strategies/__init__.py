@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import auto, checkmate_ilp, checkmate_lp, chen_greedy, chen_sqrt, griewank, keep_all, mincut_knapsack, moccasin, rotor
+from . import auto, checkmate_ilp, checkmate_lp, chen_greedy, chen_sqrt, griewank, keep_all, mincut_knapsack, moccasin, reorder, rotor
 from .registry import Context, Progress, Strategy, distinct_strategies, get_strategy, register, strategies
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "mincut_knapsack",
     "moccasin",
     "register",
+    "reorder",
     "rotor",
     "strategies",
 ]

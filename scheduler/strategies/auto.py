@@ -1,30 +1,36 @@
 """The default strategy: a portfolio of starts, then anytime local search on both cores.
 
-Starts are the base order, the answers of all cheap strategies, and walks that evict and rematerialize on demand (see :mod:`..greedy`)
-under several scores; :mod:`..search` improves them (after FastSA, Shen et al., NeurIPS 2023).  The work is limited by moves, so that the
-answer is a function of the seed as long as the time limit does not cut it short.
+Starts are the base order, the answers of all cheap strategies, walks that evict and rematerialize on demand (see :mod:`..greedy`) under
+several scores, and the solutions of the relaxations that prove bounds (see :mod:`..relaxation`), which are a little over the budget but
+hardly cost more than is proven necessary; :mod:`..search` improves them (after FastSA, Shen et al., NeurIPS 2023).  The work is limited by
+moves, so that the answer is a function of the seed as long as the time limit does not cut it short.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 
 from ..bounds import seconds_floor
+from ..errors import PlanError
 from ..greedy import Weights, walk
-from ..relaxation import best_bound
 from ..search import Round, Search, rounds
 from .registry import ROUNDING, Context, get_strategy, register
 
-CHEAP = ("chen_sqrt", "chen_greedy", "mincut_knapsack", "griewank")
+CHEAP = ("reorder", "chen_sqrt", "chen_greedy", "mincut_knapsack", "griewank", "rotor")
 WEIGHTS = (
     Weights(1, 0.5, 1),
     Weights(1, 0, 1),
     Weights(1, 0.5, 0.5),
     Weights(1, 1, 1),
 )
-# Shares of the time limit that the cheap strategies and the walks may take together.
-_CHEAP_SHARE, _WALK_SHARE = 0.15, 0.05
+# Shares of the time limit that the relaxations, the cheap strategies and the walks may take together.
+_RELAXED_SHARE, _CHEAP_SHARE, _WALK_SHARE = 0.2, 0.15, 0.05
+# Moves per op of a round that looks for a first plan where no quick start has one, the temperatures of the lanes, and the number of rounds.
+_FIRST_MOVES, _FIRST, _FIRST_ROUNDS = 150, (1e-3, 3e-4), 3
+# How many solutions of relaxations are repaired, in how many moves per op, and the temperatures that the two lanes start at.
+_RELAXED, _REPAIR_MOVES, _REPAIR = 4, 1500, (1e-4, 1e-5)
 _MOVES_PER_OP = 60_000
 # Moves without a better plan, relative to all, after which the search ends.
 _PATIENCE = 0.5
@@ -44,7 +50,55 @@ def auto(context: Context) -> None:
         search(context, [(context.best_seconds, list(context.reduced.contract(context.hint)))])
         if context.best is not None:
             return
-    search(context, starts(context))
+    # A plan first: these two are quick on thousands of ops.
+    get_strategy("reorder")(context)
+    early = walks(context, context.budget, WEIGHTS[:1], time.monotonic() + _WALK_SHARE * max(0.0, context.left))
+    if context.best is None:
+        early += first_plan(context)
+    context.prover.work(_RELAXED_SHARE * max(0.0, context.left), first=True)
+    context.raise_bound(context.prover.bound)
+    context.prove_beside()
+    portfolio = sorted([*early, *starts(context)], key=lambda x: x[0])
+    if not context.proven_optimal:
+        search(context, portfolio)
+
+
+def first_plan(context: Context) -> list[tuple[float, list[int]]]:
+    """Short rounds of local search from the base order and from the sequence of the lowest peak, until there is a plan.
+
+    Returns:
+        (seconds, sequence of reduced ops) of what is within the budget.
+    """
+    reduced = context.reduced
+    local = Search(reduced, context.budget, context.deadline, context.seed, tell=context.tell)
+    sequences = [list(range(reduced.count)), list(range(reduced.count)) if context.lowest is None else reduced.contract(context.lowest)]
+    for _ in range(_FIRST_ROUNDS):
+        if context.left <= 0:
+            break
+        try:
+            sequences = local.run(Round(max(20_000, _FIRST_MOVES * reduced.count), *_FIRST), *sequences)
+        except KeyboardInterrupt:
+            context.offer_all(local.found())
+            raise
+        found = [(sum(reduced.cost[o] for o in s), s) for s in sequences if context.offer(s)]
+        if found:
+            return found
+    return []
+
+
+def relaxed(context: Context) -> list[list[int]]:
+    """Solutions of the relaxations as sequences of reduced ops that can run, those of the best bounds first."""
+    reduced = context.reduced
+    found: dict[tuple[int, ...], None] = {}
+    for _, sequence in sorted(context.prover.sequences, key=lambda x: -x[0]):
+        fixed = [o for o in sequence if not reduced.movable[o]]
+        if fixed == sorted(fixed) and len(found) < _RELAXED and sequence not in found:
+            try:
+                context.offer(sequence)
+            except PlanError:  # something in it reads what is replaced by then
+                continue
+            found[sequence] = None
+    return [list(sequence) for sequence in found]
 
 
 def starts(context: Context) -> list[tuple[float, list[int]]]:
@@ -61,7 +115,7 @@ def starts(context: Context) -> list[tuple[float, list[int]]]:
         for sequence in (own.best, own.lowest):
             if sequence is not None and context.offer_ops(sequence):
                 found.setdefault(tuple(reduced.contract(sequence)), own.best_seconds)
-    for seconds, sequence in walks(context, context.budget, WEIGHTS, time.monotonic() + _WALK_SHARE * limit):
+    for seconds, sequence in walks(context, context.budget, WEIGHTS[1:], time.monotonic() + _WALK_SHARE * limit):
         found.setdefault(tuple(sequence), seconds)
     return sorted(((seconds, list(sequence)) for sequence, seconds in found.items()), key=lambda x: x[0])
 
@@ -83,10 +137,26 @@ def search(context: Context, portfolio: list[tuple[float, list[int]]]) -> None:
     """Rounds of local search, ever longer, until the work or the time is done or the best plan is proven optimal."""
     reduced = context.reduced
     base = list(range(reduced.count))
-    local = Search(reduced, context.budget, context.deadline, context.seed, context.bound * (1 + ROUNDING), context.tell)
-    best = portfolio[0][1] if portfolio else base
+
+    def tell(seconds: float | None) -> None:
+        """Pass on what is new, both ways: the search ends where it meets a bound that rises meanwhile."""
+        context.tell(seconds)
+        local.floor = context.bound * (1 + ROUNDING)
+
+    local = Search(reduced, context.budget, context.deadline, context.seed, context.bound * (1 + ROUNDING), tell)
+    best = portfolio[0][1] if portfolio else base if context.lowest is None else reduced.contract(context.lowest)
     # The base order comes in between: from hot, its own way down may be better than that of the best start.
     pool = [base, *(sequence for _, sequence in portfolio[:3])]
+    repair = relaxed(context)
+    for a, b in itertools.product(repair, repair) if len(repair) < 2 else zip(repair[::2], repair[1::2], strict=False):
+        if context.left > 0 and not context.proven_optimal:
+            try:
+                context.offer_all(local.run(Round(max(20_000, _REPAIR_MOVES * reduced.count), *_REPAIR), a, b))
+            except KeyboardInterrupt:
+                context.offer_all(local.found())
+                raise
+    if repair and context.best is not None:
+        best = reduced.contract(context.best)
     total = _MOVES_PER_OP * max(20, reduced.count)
     plan = rounds(total, reduced.count)
     idle = 0
@@ -111,21 +181,11 @@ def search(context: Context, portfolio: list[tuple[float, list[int]]]) -> None:
             idle += plan[k].moves
         if idle > _PATIENCE * total:
             return
-        if k == 0:
-            early_bound(context)
-            local.floor = context.bound * (1 + ROUNDING)
         left, spent = context.left, time.monotonic() - began
         k += 1
         if k < len(plan) and spent > 0 and 0 < left < spent * plan[k].moves / plan[k - 1].moves:
             # The next round would be cut while still hot: it is made to fit.
             plan = [*plan[:k], Round(max(2000, int(0.9 * plan[k - 1].moves * left / spent)), plan[k].explore, plan[k].refine)]
-
-
-def early_bound(context: Context) -> None:
-    """A bound before the long search, which ends it where it is met: a few seconds at most."""
-    if context.bound_seconds > 0 and not context.proven_optimal:
-        seconds = min(0.3 * context.bound_seconds, 0.1 * context.left)
-        context.raise_bound(best_bound(context.reduced, context.budget, seconds, context.best_seconds))
 
 
 def lower_peak(context: Context, floor: int) -> None:

@@ -6,10 +6,13 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ..errors import StrategyError
 from ..evaluate import evaluate
 from ..problem import Problem
+from ..proof import Proof
+from ..prover import Prover
 from ..reduce import Reduced, reduce_problem
 
 __all__ = ["ROUNDING", "Context", "Progress", "Strategy", "distinct_strategies", "get_strategy", "register", "strategies"]
@@ -55,7 +58,9 @@ class Context:
         best: the best sequence of problem ops within the budget so far.
         lowest: the sequence with the lowest peak so far.
         bound: seconds below which no plan for the budget is, as far as proven by now.
-        bound_seconds: wall seconds that proofs may take in all.
+        prover: proves bounds in this process; what it solves may be where a strategy starts.
+        proof: the same, gone on with in a process beside the strategy, whose bound is taken over as it rises.
+        proof_seconds: processor seconds that this one may take; 0 where none is wanted.
         hint: a valid sequence of problem ops to start from, whether or not it is within the budget; None for none.
     """
 
@@ -71,12 +76,24 @@ class Context:
     lowest: list[int] | None = None
     lowest_peak: int = 1 << 62
     bound: float = 0.0
-    bound_seconds: float = 0.0
+    proof: Proof | None = None
+    proof_seconds: float = 0.0
     hint: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
         self._reduced: Reduced | None = None
+
+    @cached_property
+    def prover(self) -> Prover:
+        """Proves bounds for the problem and budget."""
+        return Prover(self.reduced, self.budget)
+
+    def prove_beside(self) -> None:
+        """Have the proof go on in a process of its own, where one is wanted and none is at work."""
+        if self.proof is None and self.proof_seconds > 0 and not self.prover.done and not self.proven_optimal:
+            self.proof = Proof(self.prover, self.proof_seconds)
+            self.proof.tell(self.best_seconds)
 
     @property
     def reduced(self) -> Reduced:
@@ -92,6 +109,8 @@ class Context:
     @property
     def proven_optimal(self) -> bool:
         """Whether no plan can be better than the best one by more than what solvers round."""
+        if self.proof is not None:
+            self.raise_bound(self.proof.bound)
         return self.best is not None and self.best_seconds <= self.bound * (1 + ROUNDING)
 
     def raise_bound(self, proven: float) -> None:
@@ -102,6 +121,8 @@ class Context:
 
     def tell(self, seconds: float | None) -> None:
         """Tell of the best plan so far, or of a better sequence of that many seconds that is still being worked on."""
+        if self.proof is not None and self.bound < self.proof.bound <= self.best_seconds:
+            self.bound = self.proof.bound
         if self.progress is not None:
             best = min(self.best_seconds, float("inf") if seconds is None else seconds)
             now = time.monotonic()
@@ -126,6 +147,8 @@ class Context:
             return False
         if found.seconds < self.best_seconds:
             self.best, self.best_seconds = list(sequence), found.seconds
+            if self.proof is not None:
+                self.proof.tell(found.seconds)
             self.tell(None)
         return True
 

@@ -26,11 +26,13 @@ from onnxremat.scheduler import (
     strategies,
     validate,
 )
+from onnxremat.scheduler.reduce import reduce_problem
+from onnxremat.scheduler.strategies.reorder import list_schedule
 
 from .graphs import chain, random_problem, random_steps, transformer
 
 SOLVERS = ("moccasin",) if importlib.util.find_spec("ortools") else ()
-CHEAP = ("chen_greedy", "chen_sqrt", "griewank", "keep_all", "mincut_knapsack", "rotor")
+CHEAP = ("chen_greedy", "chen_sqrt", "griewank", "keep_all", "mincut_knapsack", "reorder", "rotor")
 DIVIDED = tuple(f"{name}_{part}" for name in ("chen_greedy", "chen_sqrt", "griewank", "rotor") for part in ("ap", "linear"))
 QUICK = (*CHEAP, *DIVIDED)
 EXACT = ("checkmate_ilp", *SOLVERS)
@@ -318,3 +320,28 @@ def test_comparison_ranks_plans_and_says_why_there_is_none() -> None:
     assert outcomes[-1].minimum_budget_bytes == peak(problem) and "infeasible" in outcomes[-1].reason
     with pytest.raises(StrategyError, match="unknown strategy"):
         compare(problem, 100, ("nothing",))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 40), st.booleans())
+def test_list_schedules_run_every_op_once_and_keep_what_is_ordered(seed: int, n: int, deep: bool) -> None:
+    problem = random_problem(random.Random(seed), n)
+    reduced = reduce_problem(problem)
+    order = list_schedule(reduced, deep)
+    assert order is not None
+    assert sorted(order) == list(range(reduced.count))
+    fixed = [o for o in order if not reduced.movable[o]]
+    assert fixed == sorted(fixed)
+    evaluate(problem, reduced.expand(order))
+
+
+def test_a_list_schedule_finishes_one_branch_before_the_next() -> None:
+    # Eight branches, interleaved in the base order: wide middles that shrink to a small end each, read by one op.
+    ops = [Op(f"wide{k}", 1.0, (), (k,)) for k in range(8)]
+    ops += [Op(f"end{k}", 1.0, (k,), (8 + k,)) for k in range(8)]
+    ops.append(Op("join", 1.0, tuple(range(8, 16)), (16,)))
+    tensors = [Tensor(f"t{k}", 100 if k < 8 else 1, k) for k in range(17)]
+    problem = Problem("branches", tuple(ops), tuple(tensors))
+    plan = solve(problem, 110, "reorder", bound_seconds=0.0)
+    assert plan.seconds == 17.0
+    assert evaluate(problem, range(17)).peak_bytes > 800
