@@ -147,7 +147,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug, as_json = "--debug" in arguments, "--json" in arguments
     try:
         options = build_parser().parse_args(arguments)
-        return int(options.run(options))
+        try:
+            return int(options.run(options))
+        finally:
+            if hasattr(options, "console"):
+                options.console.close()
     except BudgetInfeasible as error:
         return _fail(error, error.exit_code, debug, as_json, {"feasible": False, "minimum_budget_bytes": error.minimum_budget_bytes})
     except OnnxRematError as error:
@@ -193,7 +197,10 @@ def _say(text: str) -> None:
 def _progress(options: argparse.Namespace) -> Any:
     if options.quiet:
         return lambda message: None
-    return lambda message: print(f"onnxremat: {message}", file=sys.stderr, flush=True)  # noqa: T201
+    from .progress import Console
+
+    options.console = Console()
+    return options.console
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> None:

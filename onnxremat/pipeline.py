@@ -25,6 +25,7 @@ from .files import whole_folder, write_json
 from .nchwc import NCHWC, resolve_layout
 from .optimizers import Optimizer, optimizer_models
 from .problem import Costs, scheduling_problem
+from .progress import Interruption, planning_messages
 from .runtime.session import SESSION_OPTIONS, Options, execution_order
 from .schedule import OPTIMIZER_BYTES, Scheduled, Search, needed_budget, schedule, schedule_unscheduled
 from .scheduler import Problem
@@ -137,9 +138,10 @@ def compile_graphs(
         budget = request.budget.resolve(problem.resident_bytes, needed_budget(problem, unscheduled.arena_bytes))
         progress(f"planning {len(problem.ops)} ops into {format_bytes(budget)} ({request.strategy})")
         begin = time.perf_counter()
-        scheduled = replace(
-            schedule(problem, budget, Search(request.strategy, request.time_limit, request.seed)), peak_unscheduled_bytes=unscheduled.peak_bytes
-        )
+        search, tell = Search(request.strategy, request.time_limit, request.seed), planning_messages(unscheduled.plan.seconds, "s", progress)
+        with Interruption(progress) as interruption:
+            scheduled = schedule(problem, budget, search, tell, interruption)
+        scheduled = replace(scheduled, peak_unscheduled_bytes=unscheduled.peak_bytes)
         solve_seconds = time.perf_counter() - begin
         emitted = emit(training.model, problem, scheduled.plan, scheduled.placement.pen_bytes)
         save_model(emitted.model, staging / files.TRAINING)

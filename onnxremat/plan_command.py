@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +10,14 @@ from typing import Any
 from .api import known_strategy, parse_budget, parse_specs
 from .errors import BudgetInfeasible, OnnxRematError
 from .foreign import problem_from_file
-from .scheduler import Infeasible, Outcome, Plan, Problem, Progress, compare, evaluate, solve
+from .progress import planning_messages
+from .scheduler import Infeasible, Outcome, Plan, Problem, compare, evaluate, solve
 from .units import format_bytes
 
 __all__ = ["ALL", "Planned", "plan_file"]
 
 #: The strategy name that stands for each of them.
 ALL = "all"
-_TELL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ def plan_file(
     problem = problem_from_file(path, parse_specs(inputs))
     unscheduled = evaluate(problem, range(len(problem.ops)))
     size = parse_budget(budget, None).resolve(problem.resident_bytes, unscheduled.peak_bytes)
-    tell = _teller(problem, unscheduled.seconds, say)
+    tell = planning_messages(unscheduled.seconds, "s" if problem.unit == "seconds" else problem.unit, say)
     if strategy == ALL:
         outcomes = tuple(compare(problem, size, time_limit=time_limit, seed=seed, progress=tell))
         return Planned(problem, size, outcomes[0].plan, outcomes)
@@ -144,23 +143,6 @@ def plan_file(
         return Planned(problem, size, solve(problem, size, strategy, time_limit, seed, tell))
     except Infeasible as error:
         raise BudgetInfeasible(str(error), error.minimum_budget_bytes) from error
-
-
-def _teller(problem: Problem, seconds_unscheduled: float, say: Callable[[str], None]) -> Callable[[Progress], None]:
-    """Progress as lines, not more often than a reader can follow."""
-    unit = "s" if problem.unit == "seconds" else problem.unit
-    told = [float("-inf")]
-
-    def tell(progress: Progress) -> None:
-        now = time.monotonic()
-        if progress.seconds is None or now - told[0] < _TELL_SECONDS:
-            return
-        told[0] = now
-        over = progress.seconds / seconds_unscheduled - 1 if seconds_unscheduled else 0.0
-        gap = "" if progress.gap is None else f", at least {progress.bound:.6g} (gap {progress.gap:.2%})"
-        say(f"{progress.strategy}: {progress.seconds:.6g} {unit} ({over:+.2%}){gap}, {progress.elapsed:.1f} s, {progress.left:.0f} s left")
-
-    return tell
 
 
 def _overhead(plan: Plan) -> float:

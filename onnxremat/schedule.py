@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from .errors import BudgetInfeasible, OnnxRematError
 from .placement import GRANULE, UNLIMITED, ArenaExhausted, Placement, bookkeeping_bytes, capacity_within, compact, place
-from .scheduler import Infeasible, Plan, Problem, lower_bound, plan_from_sequence, solve
+from .progress import Interruption
+from .scheduler import Infeasible, Plan, Problem, Progress, lower_bound, plan_from_sequence, solve
 from .units import format_bytes
 
 #: Room that the separate optimizer needs for the slices it works on.
@@ -77,15 +78,30 @@ def _peak_at(problem: Problem, placement: Placement, capacity: int | None = None
     return max(problem.resident_bytes + placement.arena_bytes + bookkeeping_bytes(capacity), problem.optimizer_peak_bytes)
 
 
-def schedule(problem: Problem, budget: int, search: Search) -> Scheduled:
+def schedule(
+    problem: Problem,
+    budget: int,
+    search: Search,
+    progress: Callable[[Progress], None] = lambda _: None,
+    interruption: Interruption | None = None,
+) -> Scheduled:
     """The fastest plan found whose buffers, placed by the runtime's arena, stay within the budget.
 
     Planning counts live bytes; the arena needs more where it fragments.  So runs are moved until the placement fits, and where that does
-    not suffice, planning is repeated with a tighter limit.
+    not suffice, planning is repeated with a tighter limit.  After an interruption, what was found by then is made to fit.
+
+    Args:
+        problem: the step.
+        budget: bytes, resident ones included.
+        search: how to plan.
+        progress: told of the best plan of each search; the time is that of all of them together.
+        interruption: where it is looked for; None for nowhere.
 
     Raises:
         BudgetInfeasible: no plan was found.
+        KeyboardInterrupt: interrupted before there was a plan.
     """
+    interruption = interruption or Interruption()
     unscheduled = plan_from_sequence(problem, range(len(problem.ops)), UNLIMITED, search.strategy)
     if search.strategy in ("auto", "keep_all"):
         fitting = _fit(problem, unscheduled, budget)
@@ -98,16 +114,24 @@ def schedule(problem: Problem, budget: int, search: Search) -> Scheduled:
     first = limit = max(floor + int(_LIVE_SHARE * room), min(budget, problem.optimizer_peak_bytes))
     smallest, proven, last = UNLIMITED, 0, False
     hint: tuple[int, ...] | None = None
-    deadline = time.monotonic() + search.time_limit
+    begin = time.monotonic()
+    deadline = begin + search.time_limit
+
+    def tell(found: Progress) -> None:
+        interruption.check()
+        now = time.monotonic()
+        progress(replace(found, elapsed=now - begin, left=max(0.0, deadline - now)))
+
     for _ in range(_REPLANS):
-        left = max(_LEAST_SECONDS, deadline - time.monotonic())
-        plan = _solve(problem, limit, search, left / 3, hint)
+        left = max(_LEAST_SECONDS, 0.0 if interruption.asked else deadline - time.monotonic())
+        plan = _solve(problem, limit, search, left / 3, hint, tell)
+        interruption.settle()
         if isinstance(plan, Infeasible):
             if limit == first:
                 proven = plan.lower_bound_bytes
             if plan.minimum_budget_bytes < floor + room:
                 limit, last = plan.minimum_budget_bytes, True  # found on the way to the error; nothing tighter is
-                plan = _solve(problem, limit, search, left / 3)
+                plan = _solve(problem, limit, search, left / 3, progress=tell)
             else:
                 smallest = min(smallest, _smallest_peak(problem, plan.minimum_budget_bytes, search))
         if isinstance(plan, Infeasible):
@@ -117,22 +141,29 @@ def schedule(problem: Problem, budget: int, search: Search) -> Scheduled:
         plan = replace(plan_from_sequence(problem, sequence, max(limit, most), plan.strategy), solve_seconds=plan.solve_seconds)
         fitting = _fit(problem, plan, budget)
         if fitting is not None:
-            bound = lower_bound(problem, budget, min(_BOUND_SECONDS, search.time_limit))
+            bound = lower_bound(problem, budget, 0.0 if interruption.asked else min(_BOUND_SECONDS, search.time_limit))
             # What exceeds a plan that runs can only be the solver's rounding.
             return replace(fitting, plan=replace(fitting.plan, seconds_lower_bound=min(bound, plan.seconds)))
         hint = plan.sequence
         arena_bytes = place(problem, plan.sequence, UNLIMITED).arena_bytes
         smallest = min(smallest, needed_budget(problem, arena_bytes + _slack(arena_bytes)))
-        if last or time.monotonic() > deadline:
+        if last or (time.monotonic() > deadline and not interruption.asked):
             break
         needed = place(problem, plan.sequence, max(0, capacity), overflow=True).arena_bytes
         limit = min(limit - max(1, room // 64), floor + (plan.peak_bytes - floor) * room // max(1, needed))
     raise _infeasible(problem, budget, max(smallest, budget + 1), proven)
 
 
-def _solve(problem: Problem, limit: int, search: Search, seconds: float, hint: Sequence[int] | None = None) -> Plan | Infeasible:
+def _solve(
+    problem: Problem,
+    limit: int,
+    search: Search,
+    seconds: float,
+    hint: Sequence[int] | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Plan | Infeasible:
     try:
-        return solve(problem, limit, strategy=search.strategy, time_limit=seconds, seed=search.seed, bound_seconds=0, hint=hint)
+        return solve(problem, limit, search.strategy, seconds, search.seed, progress, bound_seconds=0, hint=hint)
     except Infeasible as error:
         return error
     except ValueError as error:
