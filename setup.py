@@ -42,6 +42,12 @@ setup(
             optional=True,
         ),
         Extension("onnxremat.placement._arena", ["onnxremat/placement/_arena.c"], optional=True),
+        Extension(
+            "onnxremat.placement._offsets",
+            ["onnxremat/placement/_offsets.c"],
+            extra_compile_args=[] if os.name == "nt" else ["-O3"],
+            optional=True,
+        ),
     ],
     package_data={
         "onnxremat": ["py.typed", "templates/*.html"],

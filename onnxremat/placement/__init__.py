@@ -1,6 +1,7 @@
 """A schedule's buffers in the runtime's arena: where they end up, and how to make them need less."""
 
 from .compaction import compact
+from .offsets import Offsets, OverlappingBuffers, assign_offsets, check_offsets, live_bytes
 from .simulate import (
     GRANULE,
     UNLIMITED,
@@ -21,11 +22,16 @@ __all__ = [
     "ArenaExhausted",
     "BestFitArena",
     "Buffer",
+    "Offsets",
+    "OverlappingBuffers",
     "Placement",
+    "assign_offsets",
     "bookkeeping_bytes",
     "buffer_lifetimes",
     "capacity_within",
+    "check_offsets",
     "compact",
+    "live_bytes",
     "place",
     "rounded",
 ]

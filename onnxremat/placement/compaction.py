@@ -10,9 +10,7 @@ import ctypes
 import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
-from importlib.machinery import EXTENSION_SUFFIXES
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ import numpy.typing as npt
 from ..emit import SMALL_BYTES
 from ..ops import traits
 from ..scheduler import PlanError, Problem, evaluate
+from .native import load_library
 from .simulate import UNLIMITED, place
 
 #: How far moves go.
@@ -116,14 +115,8 @@ def twin_moves(problem: Problem, live_limit: int, arena_limit: int, capacity: in
 @functools.cache
 def compiled() -> ctypes.CDLL | None:
     """The compiled inner loop, or None where the package was installed without one."""
-    here = Path(__file__).parent
-    path = next((path for suffix in EXTENSION_SUFFIXES if (path := here / f"_arena{suffix}").exists()), None)
-    if path is None:
-        return None
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError:
-        # Built for another machine; the twin does the same.
+    library = load_library("_arena")
+    if library is None:
         return None
     pointer, whole, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     library.arena_compact.restype = whole
