@@ -54,15 +54,11 @@ def test_packs_without_waste(seed: int) -> None:
     assert any(first_fit(Cliques.of(buffers), range(len(buffers))))  # the offsets are not all 0
 
 
-def test_no_room_is_proven() -> None:
-    # Five buffers whose live bytes never exceed 4, though 4 bytes do not do: a and c lie apart, so b, e and d would have to bend.
-    buffers = [Buffer(0, 1, 2), Buffer(1, 2, 1), Buffer(2, 4, 2), Buffer(0, 0, 1), Buffer(1, 3, 1), Buffer(3, 4, 1)]
-    best = least_bytes(buffers)
-    found = assign_offsets(buffers, seconds=5)
-    assert found.bytes == best
-    for capacity in range(live_bytes(buffers), best):
-        order = list(range(len(buffers)))
-        assert twin_dive(Cliques.of(buffers))(capacity, order, 1, [0] * 9, 10**6)[0] == FAILED
+def test_too_little_room_is_proven() -> None:
+    buffers = tight_instance(random.Random(5), 64, 12, 12)
+    cliques = Cliques.of(buffers)
+    assert twin_dive(cliques)(63, list(range(len(buffers))), 1, [0] * cliques.count, 10**6)[0] == FAILED
+    assert assign_offsets(buffers, 65).bytes <= 65
 
 
 @pytest.mark.parametrize("seed", range(12))

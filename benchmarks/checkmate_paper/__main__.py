@@ -21,6 +21,8 @@ from onnxremat.scheduler import Problem, bytes_floor, evaluate
 
 #: Budgets in percent of the way from the working set of the largest op, below which there is no plan, to the unscheduled peak.
 BUDGETS, QUICK_BUDGETS = (90, 75, 60, 45, 30, 20, 10, 5), (75, 50, 25, 10)
+#: With --quick, the paper's program and its relaxation are left out for more ops: they would take most of the time.
+QUICK_OPS = 80
 #: As printed by the paper's artifact (mlsys20_artifact.md) for VGG19; it gives no figures for the baselines on other networks.
 PUBLISHED_BASELINES = {("VGG19", "keep_all"): 164, ("VGG19", "chen_sqrt"): 196, ("VGG19", "chen_greedy"): 260}
 _COLUMNS = ("keep_all", "chen_sqrt", "chen_greedy", "griewank", "checkmate_lp", "checkmate_ilp", "auto")
@@ -40,7 +42,8 @@ def measure(key: str, network: Network, scaled: ScaledProblem, options: argparse
         "strategies": {},
     }
     starts: list[tuple[int, ...]] = []
-    for name in (*BASELINES, *PLANNED):
+    small = len(problem.ops) <= QUICK_OPS
+    for name in (*BASELINES, *(n for n in PLANNED if n == "auto" or small or not options.quick)):
         path = options.results / f"{key}.{name}.json"
         settings = {"budgets": budgets, "time_limit": options.time_limit}
         result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -81,6 +84,9 @@ def batches(name: str, graph: str, result: dict[str, Any], network: Network) -> 
     cells = []
     for column in _COLUMNS:
         parts = [n for n in (column, f"{column}_ap", f"{column}_linear") if n in found]
+        if not parts:
+            cells.append("-")
+            continue
         best = max(found[n]["largest_batch"] for n in parts)
         cell = " / ".join(str(found[n]["largest_batch"]) for n in parts) if len(parts) > 1 else str(best)
         if all(found[n]["refused"] for n in parts):
@@ -96,7 +102,7 @@ def overheads(name: str, graph: str, result: dict[str, Any], percent: int) -> li
     budget = result["floor_bytes"] + (result["peak_bytes"] - result["floor_bytes"]) * percent // 100
     cells = []
     for strategy in (*BASELINES, *PLANNED):
-        data = result["strategies"][strategy]
+        data = result["strategies"].get(strategy, {"points": [], "refused": ""})
         costs = [cost for size, cost in data["points"] if size <= budget]
         cells.append(f"{100 * (min(costs) - 1):+.1f}" if costs else "too large" if data["refused"] else "-")
     return [name, graph, str(percent), *cells]

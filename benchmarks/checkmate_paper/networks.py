@@ -28,8 +28,9 @@ __all__ = ["CAPACITY", "NETWORKS", "Network", "ScaledProblem", "instance_problem
 #: Bytes of the paper's GPU.
 CAPACITY = 16_000_000_000
 _CLASSES, _IMAGE, _SCENE = 19, (224, 224), (416, 608)
-#: Batches that the graph is exported at; others lie on the line through them.
-_EXPORTED = (2, 4)
+#: Batches that the graph is exported at; others lie on the line through them.  Large ones: the form of a gradient depends on what is larger, the
+#: batch or the weights.
+_EXPORTED = (32, 64)
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,10 @@ __all__ = ["Offsets", "OverlappingBuffers", "assign_offsets", "check_offsets", "
 FOUND, FAILED, CUT = 1, 0, -1
 _NEVER = 1 << 60
 #: Nodes of a first dive; later ones follow the restarts of Luby, Sinclair and Zuckerman (1993).
-_NODES = 2000
-#: How much the room that is left in a clique counts, against how low it is filled, and how much chance does, relative to the capacity.
-_WEIGHTS, _NOISE = (1, 2), (0.0, 0.01, 0.1)
+_NODES = 1000
+#: How much the room that is left in a clique counts, against how low it is filled, how much chance does, relative to the
+#: capacity, and how far it moves buffers in an order, relative to their number.
+_WEIGHTS, _NOISE, _SHUFFLE = (1, 2), (0.1, 0.05, 0.02), 0.01
 #: Share of the time that goes to the target itself before capacities above it are tried, and the part of it at which that ends.
 _BOUND_SHARE, _STEP = 0.5, 2048
 
@@ -201,9 +202,9 @@ def _search(cliques: Cliques, dive: Dive, capacity: int, orders: Sequence[list[i
     for k in count():
         order, lap = list(orders[k % len(orders)]), k // len(orders)
         if lap:
-            factor = {b: rng.gauss(0.0, 0.3 * len(order)) + at for at, b in enumerate(order)}
+            factor = {b: rng.gauss(0.0, _SHUFFLE * len(order)) + at for at, b in enumerate(order)}
             order.sort(key=lambda b: factor[b])
-        amplitude = _NOISE[lap % len(_NOISE)] * capacity
+        amplitude = _NOISE[lap % len(_NOISE)] * capacity if k else 0.0
         noise = [int(amplitude * rng.random()) for _ in range(cliques.count)]
         verdict, found, _ = dive(capacity, order, _WEIGHTS[k % len(_WEIGHTS)], noise, _NODES * _luby(lap + 1))
         if verdict != CUT or time.monotonic() > until:
