@@ -1,7 +1,7 @@
 """A schedule's buffers in the runtime's arena: where they end up, and how to make them need less."""
 
 from .compaction import compact
-from .offsets import Offsets, OverlappingBuffers, assign_offsets, check_offsets, live_bytes
+from .offsets import Offsets, OverlappingBuffers, assign_offsets, check_offsets, live_bytes, step_buffers
 from .simulate import (
     GRANULE,
     UNLIMITED,
@@ -34,4 +34,5 @@ __all__ = [
     "live_bytes",
     "place",
     "rounded",
+    "step_buffers",
 ]

@@ -22,10 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import OnnxRematError
+from ..scheduler import Problem
 from .native import load_library
-from .simulate import Buffer
+from .simulate import Buffer, buffer_lifetimes, rounded
 
-__all__ = ["Offsets", "OverlappingBuffers", "assign_offsets", "check_offsets", "live_bytes"]
+__all__ = ["Offsets", "OverlappingBuffers", "assign_offsets", "check_offsets", "live_bytes", "step_buffers"]
 
 FOUND, FAILED, CUT = 1, 0, -1
 _NEVER = 1 << 60
@@ -59,6 +60,13 @@ class Offsets:
     live_bytes: int
     proven_bytes: int
     seconds: float
+
+
+def step_buffers(problem: Problem, sequence: Sequence[int]) -> list[Buffer]:
+    """What a sequence of runs needs in the arena: its buffers and the workspace of every run, in granules."""
+    workspace = ((k, problem.ops[op].workspace_bytes) for k, op in enumerate(sequence))
+    needed = [*buffer_lifetimes(problem, sequence), *(Buffer(k, k, size) for k, size in workspace if size)]
+    return [Buffer(b.first, min(b.last, len(sequence)), rounded(b.bytes)) for b in needed]
 
 
 def live_bytes(buffers: Sequence[Buffer]) -> int:
