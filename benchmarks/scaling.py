@@ -10,6 +10,7 @@ does in any case (no time given), and the search, which takes the time that it i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import resource
 import sys
 import tempfile
@@ -70,10 +71,8 @@ def compile_job(layers: int, plan_seconds: float) -> dict[str, Any]:
     peak = evaluate(problem, range(len(problem.ops))).profile.max()
     budget = problem.resident_bytes + int(0.6 * (peak - problem.resident_bytes))
     budget = max(budget, problem.optimizer_peak_bytes)
-    try:
+    with contextlib.suppress(Infeasible):
         timed("plan, least", solve, problem, budget, time_limit=0.0, bound_seconds=0.0)
-    except Infeasible:
-        pass
     plan = timed("plan, search", solve, problem, budget, time_limit=plan_seconds, bound_seconds=0.0)
     placement = timed("place", place, problem, plan.sequence, UNLIMITED)
     emitted = timed("emit", emit, training.model, problem, plan, placement.pen_bytes)
