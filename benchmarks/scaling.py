@@ -29,7 +29,7 @@ def gpt(layers: int) -> Any:
     """A narrow GPT of a depth."""
     from onnxremat.models.transformer import gpt2
 
-    return gpt2(layers=layers, hidden=64, heads=2, vocab=256, seq=32)
+    return gpt2(layers=layers, hidden=64, heads=2, vocab=256, seq=128)
 
 
 def _resident() -> int:
@@ -59,7 +59,7 @@ def compile_job(layers: int, plan_seconds: float) -> dict[str, Any]:
             seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - began
 
     module, before = gpt(layers), _resident()
-    inputs, loss = (InputSpec.parse("input_ids=1x32:int64:256"),), Loss.parse("cross_entropy:class_axis=-1")
+    inputs, loss = (InputSpec.parse("input_ids=4x128:int64:256"),), Loss.parse("cross_entropy:class_axis=-1")
     forward = timed("export", export_torch, module, inputs, (), loss, 0, "gpt")
     normalize = training_graph.normalize
     training_graph.normalize = lambda *a, **k: timed("normalize", normalize, *a, **k)

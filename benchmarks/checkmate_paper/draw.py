@@ -74,7 +74,7 @@ def overhead_plot(title: str, curves: Mapping[str, Sequence[tuple[float, float]]
     parts.append(f'<text x="{(_LEFT + right) / 2}" y="{bottom + 38}" text-anchor="middle">budget, GB</text>')
     middle = (_TOP + bottom) / 2
     parts.append(f'<text transform="translate(16 {middle}) rotate(-90)" text-anchor="middle">cost / unscheduled cost</text>')
-    for row, (name, curve) in enumerate(sorted(curves.items(), key=lambda item: item[0] != "auto")):
+    for row, (name, curve) in enumerate(sorted(curves.items(), key=lambda item: item[0] == "auto")):
         colour, dashes, width = _STYLES.get(name, ("#888", "2 2", 1.6))
         line = f'stroke="{colour}" stroke-width="{width}" stroke-dasharray="{dashes}"'
         if curve:
