@@ -218,7 +218,7 @@ def test_the_smallest_budget_that_a_strategy_names_works_for_it(problem: Problem
     assert solve(problem, budget, strategy, bound_seconds=0.0).peak_bytes <= budget
 
 
-@pytest.mark.parametrize("strategy", [s for s in QUICK if s != "keep_all"])
+@pytest.mark.parametrize("strategy", [s for s in QUICK if s not in ("keep_all", "reorder")])
 def test_each_saves_memory_on_a_chain(strategy: str) -> None:
     problem = chain(16)
     plan = solve(problem, int(0.75 * peak(problem)), strategy, bound_seconds=0.0)
@@ -341,7 +341,7 @@ def test_a_list_schedule_finishes_one_branch_before_the_next() -> None:
     ops += [Op(f"end{k}", 1.0, (k,), (8 + k,)) for k in range(8)]
     ops.append(Op("join", 1.0, tuple(range(8, 16)), (16,)))
     tensors = [Tensor(f"t{k}", 100 if k < 8 else 1, k) for k in range(17)]
-    problem = Problem("branches", tuple(ops), tuple(tensors))
+    problem = Problem("branches", tuple(ops), tuple(tensors), {"parameters": 0})
     plan = solve(problem, 110, "reorder", bound_seconds=0.0)
     assert plan.seconds == 17.0
     assert evaluate(problem, range(17)).peak_bytes > 800
