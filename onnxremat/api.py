@@ -30,6 +30,7 @@ def compile(
     activation_budget: str | None = None,
     strategy: str = "auto",
     time_limit: float = 60.0,
+    work_limit: int | None = None,
     seed: int = 0,
     threads: int = 0,
     costs: str = "measured",
@@ -52,6 +53,7 @@ def compile(
         activation_budget: instead, a share such as ``"50%"`` of what is not resident anyway.
         strategy: scheduling strategy.
         time_limit: seconds that planning may take.
+        work_limit: moves of local search that it may take; None for as many as are worth it.
         seed: of the factory's weights, the example batch and the planner.
         threads: intra-op threads of the training; 0 is ONNX Runtime's default.
         costs: ``"measured"`` on this machine, or ``"analytic"``.
@@ -78,6 +80,7 @@ def compile(
         budget=parse_budget(budget, activation_budget),
         strategy=known_strategy(strategy),
         time_limit=time_limit,
+        work_limit=work_limit,
         seed=seed,
         threads=threads,
         costs=costs,

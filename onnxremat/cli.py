@@ -26,6 +26,12 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see {self.prog} --help")
 
 
+def _moves(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of moves")
+    return int(text)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser with all commands."""
     parser = _Parser(prog="onnxremat", description="Fit the training of a neural network into the memory at hand.")
@@ -59,6 +65,12 @@ def build_parser() -> argparse.ArgumentParser:
     planning.add_argument("--budget", metavar="SIZE|PERCENT", help="512MiB, or 60%% of the unscheduled step's peak (everything the step holds)")
     planning.add_argument("--strategy", default="auto", help=_STRATEGIES)
     planning.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS", help="that planning may take; of all, each (default 60)")
+    planning.add_argument(
+        "--work-limit",
+        type=_moves,
+        metavar="MOVES",
+        help="that auto's search makes on each of two cores; the plan then depends on it and the seed alone where the time suffices",
+    )
 
     export = commands.add_parser("export", parents=[common, model], help="write the forward graph with training semantics")
     export.add_argument("-o", "--output", required=True, metavar="FILE.onnx", type=Path)
@@ -262,6 +274,7 @@ def _compile(options: argparse.Namespace) -> int:
         activation_budget=options.activation_budget,
         strategy=options.strategy,
         time_limit=options.time_limit,
+        work_limit=options.work_limit,
         seed=options.seed,
         threads=options.threads,
         costs=options.costs,
@@ -399,7 +412,7 @@ def _plan(options: argparse.Namespace) -> int:
     from .plan_command import plan_file
 
     say = _progress(options)
-    found = plan_file(options.file, options.input, options.budget, options.strategy, options.time_limit, options.seed, say)
+    found = plan_file(options.file, options.input, options.budget, options.strategy, options.time_limit, options.seed, say, options.work_limit)
     if not options.json:
         _table(found.rows())
         for line in found.table():

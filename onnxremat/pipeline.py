@@ -52,6 +52,7 @@ class Request:
         budget: the memory budget of a step.
         strategy: scheduling strategy.
         time_limit: seconds that planning may take.
+        work_limit: moves of local search that planning may take; None for as many as are worth it.
         seed: of the model's initial weights and of planning.
         threads: intra-op threads of the machine that trains; 0 is the runtime's default.
         costs: "measured" on this machine or "analytic".
@@ -70,6 +71,7 @@ class Request:
     budget: Budget = field(default_factory=lambda: Budget(1.0, relative=True))
     strategy: str = "auto"
     time_limit: float = 60.0
+    work_limit: int | None = None
     seed: int = 0
     threads: int = 0
     costs: str = "measured"
@@ -138,7 +140,8 @@ def compile_graphs(
         budget = request.budget.resolve(problem.resident_bytes, needed_budget(problem, unscheduled.arena_bytes))
         progress(f"planning {len(problem.ops)} ops into {format_bytes(budget)} ({request.strategy})")
         begin = time.perf_counter()
-        search, tell = Search(request.strategy, request.time_limit, request.seed), planning_messages(unscheduled.plan.seconds, "s", progress)
+        search = Search(request.strategy, request.time_limit, request.seed, request.work_limit)
+        tell = planning_messages(unscheduled.plan.seconds, "s", progress)
         with Interruption(progress) as interruption:
             scheduled = schedule(problem, budget, search, tell, interruption)
         scheduled = replace(scheduled, peak_unscheduled_bytes=unscheduled.peak_bytes)

@@ -111,6 +111,7 @@ def plan_file(
     time_limit: float = 60.0,
     seed: int = 0,
     say: Callable[[str], None] = lambda message: None,
+    work_limit: int | None = None,
 ) -> Planned:
     """Plan a file.
 
@@ -122,6 +123,7 @@ def plan_file(
         time_limit: wall seconds, for each strategy.
         seed: source of chance.
         say: told of progress.
+        work_limit: moves of local search; None for as many as are worth it.
 
     Returns:
         What was found; with ``all``, there may be no plan in it.
@@ -137,10 +139,10 @@ def plan_file(
     size = parse_budget(budget, None).resolve(problem.resident_bytes, unscheduled.peak_bytes)
     tell = planning_messages(unscheduled.seconds, "s" if problem.unit == "seconds" else problem.unit, say)
     if strategy == ALL:
-        outcomes = tuple(compare(problem, size, time_limit=time_limit, seed=seed, progress=tell))
+        outcomes = tuple(compare(problem, size, time_limit=time_limit, seed=seed, progress=tell, work_limit=work_limit))
         return Planned(problem, size, outcomes[0].plan, outcomes)
     try:
-        return Planned(problem, size, solve(problem, size, strategy, time_limit, seed, tell))
+        return Planned(problem, size, solve(problem, size, strategy, time_limit, seed, tell, work_limit=work_limit))
     except Infeasible as error:
         raise BudgetInfeasible(str(error), error.minimum_budget_bytes) from error
 

@@ -37,11 +37,13 @@ class Search:
         strategy: scheduling strategy.
         time_limit: seconds that planning may take.
         seed: source of chance.
+        work_limit: moves of each local search; None for as many as are worth it.
     """
 
     strategy: str = "auto"
     time_limit: float = 60.0
     seed: int = 0
+    work_limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ def _solve(
     progress: Callable[[Progress], None] | None = None,
 ) -> Plan | Infeasible:
     try:
-        return solve(problem, limit, search.strategy, seconds, search.seed, progress, bound_seconds=0, hint=hint)
+        return solve(problem, limit, search.strategy, seconds, search.seed, progress, bound_seconds=0, hint=hint, work_limit=search.work_limit)
     except Infeasible as error:
         return error
     except ValueError as error:

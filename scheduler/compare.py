@@ -42,6 +42,7 @@ def compare(
     seed: int = 0,
     progress: Callable[[Progress], None] | None = None,
     bound_seconds: float = 10.0,
+    work_limit: int | None = None,
 ) -> list[Outcome]:
     """Run strategies one after another on the same problem and budget.
 
@@ -53,6 +54,7 @@ def compare(
         seed: source of chance.
         progress: told of every improvement of each.
         bound_seconds: wall seconds for a proof, within one time limit; the best lower bound is given to every plan.
+        work_limit: moves of local search, see ``solve``.
 
     Returns:
         An outcome for each, plans first, the fastest first; of equal ones, in the order of their names.
@@ -70,7 +72,7 @@ def compare(
         plan, smallest, reason = None, None, ""
         try:
             # The default strategy stops where its bound says so; the others leave their time to the search.
-            plan = solve(problem, budget_bytes, name, time_limit, seed, progress, bound_seconds if name == "auto" else 0.0)
+            plan = solve(problem, budget_bytes, name, time_limit, seed, progress, bound_seconds if name == "auto" else 0.0, None, work_limit)
         except Infeasible as error:
             smallest, reason = error.minimum_budget_bytes, str(error)
         except StrategyError as error:

@@ -31,6 +31,7 @@ def solve(
     progress: Callable[[Progress], None] | None = None,
     bound_seconds: float = 10.0,
     hint: Sequence[int] | None = None,
+    work_limit: int | None = None,
 ) -> Plan:
     """Plan a training step within a budget.
 
@@ -44,6 +45,8 @@ def solve(
         bound_seconds: processor seconds, at most half the time limit, for the proof of a bound, in a process beside the search for all
             but small problems; 0 leaves the trivial bound.
         hint: a valid sequence of ops that ``auto`` starts from as well, such as the plan for another budget.
+        work_limit: moves of ``auto``'s local search on each of its two lanes, one lane a core; None for as many as are worth it.  The plan
+            is a function of seed and work limit, on any machine, where the time limit does not cut it short.
 
     Returns:
         A plan that the simulator evaluated and the validator accepted. On KeyboardInterrupt (Ctrl-C) it is the best one found by then.
@@ -58,13 +61,15 @@ def solve(
         raise PlanError(f"budget must be a number of bytes, not {budget_bytes!r}")
     if not is_duration(time_limit):
         raise PlanError(f"time limit must be a finite number of seconds, zero or more, not {time_limit!r}")
+    if work_limit is not None and (isinstance(work_limit, bool) or not isinstance(work_limit, int) or work_limit < 0):
+        raise PlanError(f"work limit must be a number of moves, zero or more, not {work_limit!r}")
     run = get_strategy(strategy)
     problem.check()
     started = time.monotonic()
     floor = bytes_floor(problem)
     context = Context(problem, budget_bytes, started + time_limit, seed, progress, strategy, started)
     context.bound = seconds_floor(problem)
-    context.hint = hint
+    context.hint, context.work_limit = hint, work_limit
     if budget_bytes >= floor:
         try:
             _run(context, run, bound_seconds, time_limit)

@@ -157,3 +157,14 @@ def test_an_empty_instance_has_an_empty_plan(capsys: Capture, tmp_path: Path) ->
     path = tmp_path / "empty.json"
     path.write_text(json.dumps({"name": "empty", "ops": []}), encoding="utf-8")
     assert planned(capsys, str(path), "--strategy", "all", "--time-limit", "1")["recomputed_ops"] == 0
+
+
+def test_a_work_limit_is_kept_and_judged(capsys: Capture, instance: Path, tmp_path: Path) -> None:
+    sequences = []
+    for k in range(2):
+        path = tmp_path / f"{k}.json"
+        planned(capsys, str(instance), "--budget", "60%", "--work-limit", "5000", "--save-sequence", str(path))
+        sequences.append(json.loads(path.read_text(encoding="utf-8")))
+    assert sequences[0] == sequences[1]
+    assert main(["plan", str(instance), "--work-limit", "few"]) == 2
+    assert "'few' is not a number of moves" in capsys.readouterr().err

@@ -55,9 +55,11 @@ def auto(context: Context) -> None:
     early = walks(context, context.budget, WEIGHTS[:1], time.monotonic() + _WALK_SHARE * max(0.0, context.left))
     if context.best is None:
         early += first_plan(context)
-    context.prover.work(_RELAXED_SHARE * max(0.0, context.left), first=True)
-    context.raise_bound(context.prover.bound)
-    context.prove_beside()
+    if context.work_limit is None:
+        # A proof comes as far as the time lets it, so that with a limit on work there is none before the end.
+        context.prover.work(_RELAXED_SHARE * max(0.0, context.left), first=True)
+        context.raise_bound(context.prover.bound)
+        context.prove_beside()
     portfolio = sorted([*early, *starts(context)], key=lambda x: x[0])
     if not context.proven_optimal:
         search(context, portfolio)
@@ -157,7 +159,7 @@ def search(context: Context, portfolio: list[tuple[float, list[int]]]) -> None:
                 raise
     if repair and context.best is not None:
         best = reduced.contract(context.best)
-    total = _MOVES_PER_OP * max(20, reduced.count)
+    total = _MOVES_PER_OP * max(20, reduced.count) if context.work_limit is None else context.work_limit
     plan = rounds(total, reduced.count)
     idle = 0
     k = 0

@@ -61,6 +61,7 @@ class Context:
         prover: proves bounds in this process; what it solves may be where a strategy starts.
         proof: the same, gone on with in a process beside the strategy, whose bound is taken over as it rises.
         proof_seconds: processor seconds that this one may take; 0 where none is wanted.
+        work_limit: moves of local search on each of its two lanes; None leaves their number to the strategy.
         hint: a valid sequence of problem ops to start from, whether or not it is within the budget; None for none.
     """
 
@@ -78,6 +79,7 @@ class Context:
     bound: float = 0.0
     proof: Proof | None = None
     proof_seconds: float = 0.0
+    work_limit: int | None = None
     hint: Sequence[int] | None = None
 
     def __post_init__(self) -> None:

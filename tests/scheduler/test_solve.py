@@ -322,3 +322,19 @@ def test_no_recompute_reads_a_version_after_its_replacement(seed: int) -> None:
             validate(problem, solve(problem, budget, strategy, time_limit=0.5))
         except Infeasible as error:
             assert error.lower_bound_bytes == floor
+
+
+def test_a_work_limit_makes_the_plan_a_function_of_it_and_the_seed() -> None:
+    problem = transformer(4)
+    budget = int(0.6 * peak(problem))
+    plans = [solve(problem, budget, time_limit=300, seed=seed, bound_seconds=bound, work_limit=20_000) for seed, bound in ((1, 0), (1, 5), (2, 0))]
+    assert plans[0].steps == plans[1].steps, "a proof changes nothing"
+    assert plans[0].seconds == plans[1].seconds
+    none, some = (solve(problem, budget, time_limit=300, bound_seconds=0, work_limit=work).seconds for work in (0, 20_000))
+    assert some <= none, "a limit of zero leaves the starts"
+
+
+@pytest.mark.parametrize("limit", [-1, 1.5, True])
+def test_a_bad_work_limit_is_refused(limit: int) -> None:
+    with pytest.raises(PlanError, match="work limit must be a number of moves"):
+        solve(chain(2), 1000, work_limit=limit)
