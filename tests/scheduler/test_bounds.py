@@ -6,12 +6,13 @@ import itertools
 import math
 import random
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxremat.scheduler import Context, Infeasible, Progress, bytes_floor, evaluate, lower_bound, seconds_floor, solve
+from onnxremat.scheduler import Context, Infeasible, Problem, Progress, bytes_floor, evaluate, lower_bound, seconds_floor, solve
 from onnxremat.scheduler.proof import Proof
 from onnxremat.scheduler.prover import Prover, best_bound
 from onnxremat.scheduler.reduce import reduce_problem
@@ -231,3 +232,42 @@ def test_a_solution_repaired_is_where_the_search_begins() -> None:
     local.run(Round(200_000, 1e-4, 1e-5), found[0], found[-1])
     assert min(lane.best for lane in local._lanes)[0] <= 1.02 * context.prover.bound
     assert all(lane.best[1] <= budget for lane in local._lanes)
+
+
+def _with_pinned(problem: Problem, rng: random.Random, share: float) -> Problem:
+    return replace(problem, ops=tuple(replace(op, pinned=op.pinned or ("random" if rng.random() < share else "")) for op in problem.ops))
+
+
+def test_no_sequence_of_any_order_stays_below_the_floor() -> None:
+    """Brute force over all orders and recomputes of small graphs in which many ops run once."""
+    raised = met = 0
+    for seed in range(60):
+        rng = random.Random(seed)
+        free = chain(3) if seed % 3 == 0 else random_problem(rng, rng.randrange(3, 7))
+        if seed % 3 == 0:
+            free = replace(free, tensors=tuple(replace(t, bytes=rng.randrange(1, 20)) for t in free.tensors))
+        problem = _with_pinned(free, rng, 0.4 if seed % 3 < 2 else 0.0)
+        floor, longest = bytes_floor(problem), len(problem.ops) + 1
+        assert brute_force(problem, floor - 1, longest) is None, seed
+        raised += floor > bytes_floor(free)
+        met += floor > bytes_floor(free) and brute_force(problem, floor, longest) is not None
+    assert raised >= 8 and met >= 5, "kept tensors count, and no more than they should"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 14), st.floats(0.0, 0.6))
+def test_the_floor_is_below_sequences_with_many_pinned_ops(seed: int, n: int, share: float) -> None:
+    rng = random.Random(seed)
+    problem = _with_pinned(random_problem(rng, n), rng, share)
+    assert bytes_floor(problem) <= evaluate(problem, random_steps(problem, rng)).peak_bytes
+
+
+def test_masks_that_the_backward_pass_awaits_prove_a_budget_infeasible() -> None:
+    layers = 40
+    problem, free = transformer(layers), transformer(layers, pinned=False)
+    # At the loss every mask of 32 bytes is there.
+    loss = next(i for i, op in enumerate(problem.ops) if op.name == "loss")
+    assert bytes_floor(problem) >= 100 + 32 * layers + sum(problem.tensors[t].bytes for t in problem.ops[loss].outputs)
+    assert bytes_floor(problem) > bytes_floor(free)
+    with pytest.raises(Infeasible, match="proven"):
+        solve(problem, bytes_floor(problem) - 1, time_limit=1)
