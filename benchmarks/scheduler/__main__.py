@@ -1,6 +1,7 @@
 """Plans for published instances within published budgets, beside what others reached: ``python -m benchmarks.scheduler --instances DIR``.
 
 With ``--large``, plans for large problems of known shape instead (see ``synthetic.py``): the seconds to the first plan count there.
+``python -m benchmarks.scheduler --own [MODEL...]`` plans training graphs of our own likewise, within shares of their activations.
 
 DIR holds plain instances (see ``scheduler/files.py``).  Each plan is scored by the simulator and, with ``--scorer FILE``, by a program
 that is called as ``FILE INSTANCE SEQUENCE`` and prints a JSON object with ``valid``, ``peak_percent`` and ``overhead_percent``.
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common import machine
+from benchmarks.scheduler.own import OWN, own_problem
 from benchmarks.scheduler.synthetic import gpt_step, layered
 from onnxremat.scheduler import Infeasible, Problem, Progress, evaluate, solve
 from onnxremat.scheduler.annealer import library
@@ -105,20 +107,55 @@ def score(scorer: Path, instance: Path, sequence: tuple[int, ...], cost: float, 
         raise SystemExit(f"{instance.stem}: the scorer finds {verdict}, the simulator a cost of +{cost:.4f} % and a peak of {peak:.4f} %")
 
 
+def own(options: argparse.Namespace) -> None:
+    """Plan training graphs of our own, 50 and 25 % of their activations by default, and show each as a row."""
+    unknown = sorted({*options.own} - {*OWN})
+    if unknown:
+        raise SystemExit(f"there is no model {unknown[0]}; there are {', '.join(OWN)}")
+    widths = [12, 7, 9, 11, 10, 9, 9]
+    header = ("model", "ops", "budget %", "overhead %", "bound %", "gap", "seconds")
+    print("  ".join(text.rjust(width) for text, width in zip(header, widths, strict=True)))
+    for name in options.own or OWN:
+        problem = own_problem(OWN[name], options.problems)
+        base = evaluate(problem, range(len(problem.ops)))
+        for percent in options.budget or [50.0, 25.0]:
+            budget = problem.resident_bytes + int((base.peak_bytes - problem.resident_bytes) * percent / 100)
+            started = time.monotonic()
+            try:
+                plan = solve(problem, budget, options.strategy, options.time_limit, options.seed, bound_seconds=options.time_limit / 3)
+            except Infeasible as error:
+                activations = base.peak_bytes - problem.resident_bytes
+                floor, smallest = (100 * (b - problem.resident_bytes) / activations for b in (error.lower_bound_bytes, error.minimum_budget_bytes))
+                verdict = "proven infeasible" if error.lower_bound_bytes > budget else "none found"
+                cells = ["-", "-", "-", f"{time.monotonic() - started:.1f}", f"  {verdict}: floor {floor:.1f} %, smallest found {smallest:.1f} %"]
+            else:
+                cost, bound = (100 * (s / base.seconds - 1) for s in (plan.seconds, plan.seconds_lower_bound))
+                cells = [f"{cost:.3f}", f"{bound:.3f}", f"{cost - bound:.3f}", f"{time.monotonic() - started:.1f}"]
+            row = [name, str(len(problem.ops)), f"{percent:g}", *cells]
+            print("  ".join(text.rjust(width) for text, width in zip(row, [*widths, 0], strict=False)), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduler", description="plans for published instances, as a table")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--instances", type=Path, help="folder with the instances (*.json)")
     what.add_argument("--large", action="store_true", help="large problems of known shape instead: " + ", ".join(LARGE))
+    what.add_argument("--own", nargs="*", metavar="MODEL", help=f"our own training graphs, all or some of {', '.join(OWN)}")
+    parser.add_argument("--problems", type=Path, help="folder in which the problems of --own are kept from run to run")
     parser.add_argument("--only", action="append", default=[], help="names of instances to take, by their beginning; may be repeated")
-    parser.add_argument("--budget", action="append", type=float, default=[], help="budgets to take, percent; may be repeated")
-    parser.add_argument("--time-limit", type=float, default=60.0, help="seconds for a plan, its bound included")
+    parser.add_argument("--budget", action="append", type=float, default=[], help="percent, with --own of the activations; may be repeated")
+    parser.add_argument("--time-limit", type=float, help="seconds for a plan, its bound included (default 60, with --own 120)")
     parser.add_argument("--strategy", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scorer", type=Path, help="a program that judges the sequences as well")
     options = parser.parse_args()
+    if options.time_limit is None:
+        options.time_limit = 60.0 if options.own is None else 120.0
     print(machine())
     print(f"annealer: {'compiled' if library() else 'the Python twin'}; {options.time_limit:g} s each, seed {options.seed}")
+    if options.own is not None:
+        own(options)
+        return
     widths = [16, 8, 9, 9, 8, 11, 8, 12, 10]
     print("  ".join(text.rjust(width) for text, width in zip(HEADER, widths, strict=True)))
     known = dict.fromkeys(LARGE) if options.large else {p.stem: p for p in sorted(options.instances.glob("*.json"))}
