@@ -18,7 +18,8 @@ from benchmarks.common import CASES, machine, table
 from benchmarks.scheduler.own import own_problem
 from onnxremat.errors import BudgetInfeasible
 from onnxremat.placement import UNLIMITED, Buffer, assign_offsets, check_offsets, compact, place, step_buffers
-from onnxremat.schedule import Search, needed_budget, schedule, schedule_unscheduled
+from onnxremat.schedule import Scheduled, Search, needed_budget, schedule, schedule_unscheduled
+from onnxremat.scheduler import Problem
 
 HEADER = ("instance", "buffers", "live bytes", "capacity", "achieved", "within", "seconds")
 
@@ -27,6 +28,16 @@ def load_buffers(path: Path) -> list[Buffer]:
     """The buffers of a file."""
     with path.open(newline="", encoding="utf-8") as file:
         return [Buffer(int(row["lower"]), int(row["upper"]) - 1, int(row["size"])) for row in csv.DictReader(file)]
+
+
+def planned(problem: Problem, budget: int, search: Search) -> Scheduled:
+    """A plan for the budget, or for the smallest for which this search finds one, about."""
+    while True:
+        try:
+            return schedule(problem, budget, search)
+        except BudgetInfeasible as error:
+            # A little more than the least that was found, which the next search may miss.
+            budget = error.minimum_budget_bytes * 102 // 100
 
 
 def plans(names: list[str], percents: list[int], seconds: float, seed: int, folder: Path | None) -> None:
@@ -38,16 +49,12 @@ def plans(names: list[str], percents: list[int], seconds: float, seed: int, fold
         whole = schedule_unscheduled(problem).arena_bytes
         for percent in percents:
             budget = needed_budget(problem, whole * percent // 100)
-            try:
-                scheduled = schedule(problem, budget, Search(time_limit=seconds, seed=seed))
-            except BudgetInfeasible as error:
-                # A little more than the least that was found, which another search may miss.
-                scheduled = schedule(problem, error.minimum_budget_bytes * 101 // 100, Search(time_limit=seconds, seed=seed))
-            buffers = step_buffers(problem, scheduled.plan.sequence)
+            scheduled = planned(problem, budget, Search(time_limit=seconds, seed=seed))
+            # The pipeline's compaction ends where the budget is kept; here it goes on, within the same live bytes.
+            sequence = compact(problem, scheduled.plan.sequence, scheduled.plan.peak_bytes, 0, seconds, seed)
+            buffers = step_buffers(problem, sequence)
             found = assign_offsets(buffers, seconds=seconds, seed=seed)
             check_offsets(buffers, found.offsets, found.bytes)
-            # The pipeline's compaction ends where the budget is kept; here it goes on, within the same live bytes.
-            sequence = compact(problem, scheduled.plan.sequence, scheduled.plan.peak_bytes, found.bytes, seconds, seed)
             arena, live = place(problem, sequence, UNLIMITED).arena_bytes, found.live_bytes
             sizes = [f"{size / 2**20:.1f}" for size in (live, found.bytes, scheduled.placement.arena_bytes, arena)]
             shares = [f"{100 * (found.bytes / live - 1):.2f}", f"{100 * (arena / live - 1):.2f}", f"{100 * (1 - found.bytes / arena):.2f}"]
