@@ -71,6 +71,10 @@ setup(
         "moccasin": ["ortools>=9.12"],
         # Needed to export a PyTorch model and to compare with torch; not needed to train.
         "torch": ["torch>=2.13"],
+        # For pictures as .png.
+        "png": ["pillow>=10.1"],
+        # To hand the jobs of `zoo compile` to a cluster.
+        "cluster": ["distributed>=2024.1"],
         "dev": [
             "hypothesis>=6.100",
             "mypy>=1.10",

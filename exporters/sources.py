@@ -1,13 +1,18 @@
-"""SOURCE as users write it -> module or graph: ``package.module:factory``, ``zoo:NAME`` or ``file.onnx``."""
+"""SOURCE as users write it -> module or graph: ``package.module:factory``, ``zoo:NAME`` or ``file.onnx``.
+
+The first two may have arguments of the factory, as Python literals: ``package.module:factory(width=32, depth=3)``.
+"""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .errors import ExportError
@@ -18,7 +23,7 @@ from .onnx_import import import_onnx
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["build_module", "load_source"]
+__all__ = ["Feeds", "build_module", "load_source", "source_feeds"]
 
 
 def load_source(
@@ -46,6 +51,27 @@ def load_source(
         return import_onnx(source, inputs, labels, loss, seed=seed, train_mode=train_mode)
     if train_mode:
         raise ExportError(source, "a torch module is exported in the mode it is in", "call train() on it; --train-mode is for .onnx files")
+    feeds = source_feeds(source, inputs, labels, loss)
+    from .torch_export import export_torch
+
+    return export_torch(build_module(source, seed), feeds.inputs, feeds.labels, feeds.loss, seed, source)
+
+
+@dataclass(frozen=True)
+class Feeds:
+    """What a model is trained on: specs of its inputs and labels, and the loss."""
+
+    inputs: tuple[InputSpec, ...]
+    labels: tuple[InputSpec, ...]
+    loss: Loss | str | None
+
+
+def source_feeds(source: str, inputs: Sequence[InputSpec] = (), labels: Sequence[InputSpec] = (), loss: Loss | str | None = None) -> Feeds:
+    """What is given, and of a zoo's model what its entry says where nothing is; for sources that have a torch module.
+
+    Raises:
+        ExportError: when there are no inputs, or no such model in the zoo.
+    """
     if source.startswith("zoo:"):
         entry = _zoo_entry(source)
         if not inputs:
@@ -54,9 +80,7 @@ def load_source(
         loss = entry.loss if loss is None else loss
     if not inputs:
         raise ExportError(source, "no inputs given", "name at least one, such as x=8x3x224x224")
-    from .torch_export import export_torch
-
-    return export_torch(build_module(source, seed), inputs, labels, loss, seed, source)
+    return Feeds(tuple(inputs), tuple(labels), loss)
 
 
 def build_module(source_spec: str, seed: int = 0) -> nn.Module:
@@ -67,7 +91,10 @@ def build_module(source_spec: str, seed: int = 0) -> nn.Module:
     """
     if source_spec.endswith(".onnx"):
         raise ExportError(source_spec, "an .onnx file has no torch module", "compare with the file itself")
-    spec = _zoo_entry(source_spec).factory if source_spec.startswith("zoo:") else source_spec
+    spec, positional, named = _call(source_spec)
+    if spec.startswith("zoo:"):
+        entry = _zoo_entry(spec)
+        spec, named = entry.factory, {**entry.arguments, **named}
     factory = _factory(spec)
     try:
         import torch
@@ -79,7 +106,7 @@ def build_module(source_spec: str, seed: int = 0) -> nn.Module:
     torch.cuda.manual_seed_all(seed)
     try:
         with _current_directory_on_path():
-            module = factory()
+            module = factory(*positional, **named)
     except Exception as error:  # the user's code may raise anything
         raise ExportError(spec, f"the factory failed: {type(error).__name__}: {error}", "call it in Python to see the traceback") from error
     if not isinstance(module, nn.Module):
@@ -90,11 +117,32 @@ def build_module(source_spec: str, seed: int = 0) -> nn.Module:
 def _zoo_entry(source: str) -> Any:
     # By name, as a user's factory is: this folder imports nothing of the rest of the package.
     zoo = importlib.import_module(f"{(__package__ or '').rpartition('.')[0]}.models.zoo")
-    name = source.removeprefix("zoo:")
     try:
-        return zoo.zoo_entry(name)
+        return zoo.zoo_entry(_call(source)[0].removeprefix("zoo:"))
     except KeyError:
         raise ExportError(source, "the zoo has no such model", f"it has {', '.join(sorted(zoo.load_zoo()))}") from None
+
+
+def _call(source: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """``package.module:factory(8, width=32)`` -> ``package.module:factory``, [8], {"width": 32}.
+
+    Raises:
+        ExportError: when what stands in the parentheses is not literals.
+    """
+    spec, parenthesis, rest = source.partition("(")
+    if not parenthesis:
+        return source, [], {}
+    try:
+        call = ast.parse(f"f({rest.strip()}", mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError("not one call")
+        named = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords if k.arg is not None}
+        if len(named) < len(call.keywords):
+            raise ValueError("** is no literal")
+        return spec.strip(), [ast.literal_eval(a) for a in call.args], named
+    except (SyntaxError, ValueError) as error:
+        way_out = "write Python literals, such as package.module:factory(width=32, depth=3)"
+        raise ExportError(f"source {source!r}", "the factory's arguments are not understood", way_out) from error
 
 
 def _factory(spec: str) -> Any:

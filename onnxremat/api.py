@@ -49,7 +49,8 @@ def compile(
         labels: the labels; left out, as the loss needs them.
         loss: such as ``"cross_entropy"``; None for the model's own scalar output.
         optimizer: ``"adamw"``, ``"sgd"`` or an Optimizer.
-        budget: bytes, ``"512MiB"``, or ``"60%"`` of the unscheduled step's peak; left out, the step is not reduced.
+        budget: bytes, ``"512MiB"``, ``"60%"`` of the unscheduled step's peak, or ``"min"`` for the smallest that is found; left out, the
+            step is not reduced.
         activation_budget: instead, a share such as ``"50%"`` of what is not resident anyway.
         strategy: scheduling strategy.
         time_limit: seconds that planning may take.

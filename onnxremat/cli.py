@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import traceback
 from collections.abc import Sequence
@@ -12,6 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__
+from .console import print_json as _print_json
+from .console import progress as _progress
+from .console import say as _say
+from .console import table as _table
 from .errors import ERROR, OK, USAGE, VERIFICATION_FAILED, BudgetInfeasible, OnnxRematError, UsageError
 from .units import format_bytes
 
@@ -34,6 +37,10 @@ def _moves(text: str) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser with all commands."""
+    from . import cache_command
+    from .tradeoff import cli as tradeoff
+    from .zoo import cli as zoo
+
     parser = _Parser(prog="onnxremat", description="Fit the training of a neural network into the memory at hand.")
     parser.add_argument("--version", action="version", version=f"onnxremat {__version__}")
     common = _Parser(add_help=False)
@@ -43,7 +50,9 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     model = _Parser(add_help=False)
-    model.add_argument("source", metavar="SOURCE", help="package.module:factory, zoo:NAME, or a forward .onnx file")
+    model.add_argument(
+        "source", metavar="SOURCE", help="package.module:factory or 'package.module:factory(width=32)', zoo:NAME, or a forward .onnx file"
+    )
     model.add_argument(
         "--input",
         action="append",
@@ -62,7 +71,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
 
     planning = _Parser(add_help=False)
-    planning.add_argument("--budget", metavar="SIZE|PERCENT", help="512MiB, or 60%% of the unscheduled step's peak (everything the step holds)")
+    planning.add_argument(
+        "--budget",
+        metavar="SIZE|PERCENT|min",
+        help="512MiB, or 60%% of the unscheduled step's peak (everything the step holds), or min, the smallest that is found",
+    )
     planning.add_argument("--strategy", default="auto", help=_STRATEGIES)
     planning.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS", help="that planning may take; of all, each (default 60)")
     planning.add_argument(
@@ -150,6 +163,10 @@ def build_parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser("doctor", parents=[common], help="check this environment")
     doctor.set_defaults(run=_doctor)
+
+    for add_parser in (cache_command.add_parser, zoo.add_parser):
+        add_parser(commands, common)
+    tradeoff.add_parsers(commands, common, model)
     return parser
 
 
@@ -172,12 +189,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)  # noqa: T201
         return 130
     except Exception as error:
-        code, message = _foreign(error)
+        code, message = explain(error)
         return _fail(message, code, debug, as_json, {}, error)
 
 
-def _foreign(error: Exception) -> tuple[int, Exception]:
-    """Exit code and message of an error that another layer raised."""
+def explain(error: Exception) -> tuple[int, Exception]:
+    """Exit code and message of an error that another layer than ours raised."""
     if type(error).__module__.startswith("onnxremat."):
         return ERROR, error  # exporters and scheduler have one-line errors of their own
     if isinstance(error, OSError):
@@ -196,29 +213,6 @@ def _fail(error: Exception, code: int, debug: bool, as_json: bool, extra: dict[s
     if as_json:
         _print_json({"error": " ".join(str(error).split()), "exit_code": code, **extra})
     return code
-
-
-def _print_json(data: dict[str, Any]) -> None:
-    print(json.dumps(data))  # noqa: T201
-
-
-def _say(text: str) -> None:
-    print(text)  # noqa: T201
-
-
-def _progress(options: argparse.Namespace) -> Any:
-    if options.quiet:
-        return lambda message: None
-    from .progress import Console
-
-    options.console = Console()
-    return options.console
-
-
-def _table(rows: Sequence[tuple[str, str]]) -> None:
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        _say(f"{name:<{width}}  {value}")
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -471,4 +465,4 @@ def _doctor(options: argparse.Namespace) -> int:
     return worst
 
 
-__all__ = ["USAGE", "build_parser", "compile_figures", "main"]
+__all__ = ["USAGE", "build_parser", "compile_figures", "explain", "main"]

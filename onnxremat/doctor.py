@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from .cache import cache_folder, cache_root
 from .errors import OnnxRematError, RuntimeUnavailable
-from .files import cache_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +157,7 @@ def _cache() -> Finding:
         return Finding(
             "cache",
             "warning",
-            os.environ.get("XDG_CACHE_HOME", "~/.cache"),
-            "profiles can't be kept: set XDG_CACHE_HOME to a writable folder",
+            str(cache_root()),
+            "profiles can't be kept: set ONNXREMAT_CACHE to a writable folder",
         )
     return Finding("cache", "ok", str(folder.parent))

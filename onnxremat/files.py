@@ -61,13 +61,3 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, data: Any) -> None:
     """Write JSON whole or not at all."""
     write_text(path, json.dumps(data, indent=1, sort_keys=False, allow_nan=False) + "\n")
-
-
-def cache_folder(kind: str) -> Path | None:
-    """The folder of the user's cache for one kind of content (``$XDG_CACHE_HOME/onnxremat``); None where it can't be made."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onnxremat" / kind
-    try:
-        base.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return None
-    return base if os.access(base, os.W_OK) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,14 +21,16 @@ from .emit import Emitted, emit, is_helper
 from .errors import ArtifactError, VerificationFailed
 from .eval_batch import open_batch
 from .eval_graph import eval_model, evaluation_form
+from .export_cache import cached_export
 from .exporters import ForwardGraph, InputSpec, Loss, build_module, export_torch, load_source
+from .exporters.sources import Feeds, source_feeds
 from .files import whole_folder, write_json
 from .nchwc import NCHWC, resolve_layout
 from .optimizers import Optimizer, optimizer_models
 from .problem import Costs, scheduling_problem
 from .progress import Interruption, planning_messages
 from .runtime.session import SESSION_OPTIONS, Options, execution_order
-from .schedule import OPTIMIZER_BYTES, Scheduled, Search, needed_budget, schedule, schedule_unscheduled
+from .schedule import OPTIMIZER_BYTES, Scheduled, Search, needed_budget, schedule, schedule_smallest, schedule_unscheduled
 from .scheduler import Problem
 from .training_graph import TrainingGraph, build_training_graph
 from .units import Budget, format_bytes
@@ -37,6 +40,8 @@ Progress = Callable[[str], None]
 #: What the runtime itself takes during the first step beyond arena and arrays: stacks and packing buffers of its threads, lazily bound
 #: code.
 RUNTIME_BYTES = 3 * 2**20
+#: Processor cores that others may use during a measurement before that is told.
+_BUSY_CORES = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +95,36 @@ def compile_source(request: Request, output: Path, progress: Progress = lambda _
         OnnxRematError: of the kind that says what else went wrong.
     """
     progress(f"exporting {request.source}")
-    forward = load_source(request.source, request.inputs, request.labels, request.loss, request.seed, request.train_mode)
-    if request.source.endswith(".onnx"):
+    forward, evaluation = export_source(request)
+    return compile_graphs(forward, evaluation, request, output, progress)
+
+
+def export_source(request: Request) -> tuple[ForwardGraph, ForwardGraph]:
+    """The forward graph of a source, and its evaluation form; of a torch source from the cache where it is there."""
+    if request.source.endswith(".onnx") or request.train_mode:  # which load_source refuses for a torch source
+        forward = load_source(request.source, request.inputs, request.labels, request.loss, request.seed, request.train_mode)
         # The file is what is compiled, whatever module it was once exported from.
         forward.source |= {"kind": "onnx", "spec": "", "path": request.source}
-        evaluation = evaluation_form(forward)
-    else:
-        module = build_module(request.source, request.seed).eval()
-        evaluation = export_torch(module, forward.inputs, forward.labels, loss_of(forward.source), request.seed, request.source)
-    return compile_graphs(forward, evaluation, request, output, progress)
+        return forward, evaluation_form(forward)
+    feeds = source_feeds(request.source, request.inputs, request.labels, request.loss)
+    module = build_module(request.source, request.seed)
+    forward = cached_export(module, feeds, request.seed, request.source)
+    as_exported = Feeds(forward.inputs, forward.labels, loss_of(forward.source))
+    return forward, cached_export(module.eval(), as_exported, request.seed, request.source)
+
+
+def source_problem(request: Request, progress: Progress = lambda _: None) -> Problem:
+    """The scheduling problem of a source's training step, with its costs, and nothing written."""
+    progress(f"exporting {request.source}")
+    forward, _ = export_source(request)
+    forward.freeze(request.freeze)
+    progress("deriving the backward graph")
+    training = build_training_graph(forward, request.optimizer, resolve_layout(request.conv_layout))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / files.UNSCHEDULED
+        save_model(training.model, path)
+        costs = node_costs(training, path, request, progress)
+    return training_problem(training, costs, request.source)
 
 
 def compile_module(module: Any, request: Request, output: Path, progress: Progress = lambda _: None) -> Artifact:
@@ -137,14 +163,18 @@ def compile_graphs(
         costs = node_costs(training, staging / files.UNSCHEDULED, request, progress)
         problem = training_problem(training, costs, request.source)
         unscheduled = schedule_unscheduled(problem)
-        budget = request.budget.resolve(problem.resident_bytes, needed_budget(problem, unscheduled.arena_bytes))
-        progress(f"planning {len(problem.ops)} ops into {format_bytes(budget)} ({request.strategy})")
-        begin = time.perf_counter()
         search = Search(request.strategy, request.time_limit, request.seed, request.work_limit)
+        begin = time.perf_counter()
         tell = planning_messages(unscheduled.plan.seconds, "s", progress)
         with Interruption(progress) as interruption:
-            scheduled = schedule(problem, budget, search, tell, interruption)
-        scheduled = replace(scheduled, peak_unscheduled_bytes=unscheduled.peak_bytes)
+            if request.budget.smallest:
+                progress(f"planning {len(problem.ops)} ops into as little as can be found ({request.strategy})")
+                found = schedule_smallest(problem, search, tell, interruption)
+            else:
+                budget = request.budget.resolve(problem.resident_bytes, needed_budget(problem, unscheduled.arena_bytes))
+                progress(f"planning {len(problem.ops)} ops into {format_bytes(budget)} ({request.strategy})")
+                found = schedule(problem, budget, search, tell, interruption)
+        scheduled = replace(found, peak_unscheduled_bytes=unscheduled.peak_bytes)
         solve_seconds = time.perf_counter() - begin
         emitted = emit(training.model, problem, scheduled.plan, scheduled.placement.pen_bytes)
         save_model(emitted.model, staging / files.TRAINING)
@@ -194,7 +224,10 @@ def node_costs(training: TrainingGraph, model_path: Path, request: Request, prog
     if request.costs == "analytic":
         return analytic_costs(training.graph)
     progress("measuring the unscheduled step on this machine")
-    return measured_costs(training.graph, model_path, request.threads)
+    costs = measured_costs(training.graph, model_path, request.threads)
+    if costs.load is not None and costs.load > _BUSY_CORES:
+        progress(f"other processes kept {costs.load:.1f} cores busy while the step was measured: its seconds are too high")
+    return costs
 
 
 def training_problem(training: TrainingGraph, costs: Costs, name: str) -> Problem:
@@ -262,6 +295,7 @@ def _manifest(
         },
         "time": {
             "costs": costs.origin,
+            "cores_busy_otherwise": costs.load,
             "seconds_unscheduled": plan.seconds_unscheduled,
             "seconds_predicted": plan.seconds,
             "seconds_lower_bound": plan.seconds_lower_bound,

@@ -11,7 +11,7 @@ from .api import known_strategy, parse_budget, parse_specs
 from .errors import BudgetInfeasible, OnnxRematError
 from .foreign import problem_from_file
 from .progress import planning_messages
-from .scheduler import Infeasible, Outcome, Plan, Problem, compare, evaluate, solve
+from .scheduler import Infeasible, Outcome, Plan, Problem, compare, evaluate, minimum_budget, solve
 from .units import format_bytes
 
 __all__ = ["ALL", "Planned", "plan_file"]
@@ -118,7 +118,7 @@ def plan_file(
     Args:
         path: a problem, a plain instance, an artifact folder or an ONNX training graph.
         inputs: pins of open dimensions, ``NAME=SHAPE[:DTYPE]``.
-        budget: a size or a percentage of the unscheduled peak; None is 100 %.
+        budget: a size, a percentage of the unscheduled peak, or ``min`` for the smallest found; None is 100 %.
         strategy: a name, or ``all``.
         time_limit: wall seconds, for each strategy.
         seed: source of chance.
@@ -136,7 +136,9 @@ def plan_file(
         known_strategy(strategy)
     problem = problem_from_file(path, parse_specs(inputs))
     unscheduled = evaluate(problem, range(len(problem.ops)))
-    size = parse_budget(budget, None).resolve(problem.resident_bytes, unscheduled.peak_bytes)
+    wanted = parse_budget(budget, None)
+    peak = unscheduled.peak_bytes
+    size = minimum_budget(problem, time_limit, seed) if wanted.smallest else wanted.resolve(problem.resident_bytes, peak)
     tell = planning_messages(unscheduled.seconds, "s" if problem.unit == "seconds" else problem.unit, say)
     if strategy == ALL:
         outcomes = tuple(compare(problem, size, time_limit=time_limit, seed=seed, progress=tell, work_limit=work_limit))

@@ -24,11 +24,13 @@ class Costs:
         seconds: node name -> seconds of one run.
         workspace_bytes: node name -> bytes of scratch memory while it runs.
         origin: "measured" or "analytic", and of what.
+        load: processor cores that other processes kept busy while it was measured; None where it was not, or that is not known.
     """
 
     seconds: Mapping[str, float]
     workspace_bytes: Mapping[str, int] = field(default_factory=dict)
     origin: str = "analytic"
+    load: float | None = None
 
 
 def scheduling_problem(

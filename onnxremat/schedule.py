@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from .errors import BudgetInfeasible, OnnxRematError
 from .placement import GRANULE, UNLIMITED, ArenaExhausted, Placement, bookkeeping_bytes, capacity_within, compact, place
 from .progress import Interruption
-from .scheduler import Infeasible, Plan, Problem, Progress, lower_bound, plan_from_sequence, solve
+from .scheduler import Infeasible, Plan, Problem, Progress, lower_bound, plan_from_sequence, smallest_plan, solve
 from .units import format_bytes
 
 #: Room that the separate optimizer needs for the slices it works on.
@@ -154,6 +154,35 @@ def schedule(
         needed = place(problem, plan.sequence, max(0, capacity), overflow=True).arena_bytes
         limit = min(limit - max(1, room // 64), floor + (plan.peak_bytes - floor) * room // max(1, needed))
     raise _infeasible(problem, budget, max(smallest, budget + 1), proven)
+
+
+def schedule_smallest(
+    problem: Problem,
+    search: Search,
+    progress: Callable[[Progress], None] = lambda _: None,
+    interruption: Interruption | None = None,
+) -> Scheduled:
+    """The fastest plan found within the smallest budget found; the plan's budget is what it needs."""
+    plain = schedule_unscheduled(problem)
+    tight = min((plain, _tightest(problem, search)), key=lambda s: needed_budget(problem, s.arena_bytes))
+    budget = needed_budget(problem, tight.arena_bytes)
+    if tight is plain:
+        return replace(plain, plan=replace(plain.plan, budget_bytes=budget, strategy=search.strategy))
+    try:
+        found = schedule(problem, budget, search, progress, interruption)
+    except BudgetInfeasible:
+        found = tight
+    needed = min(budget, needed_budget(problem, found.arena_bytes))
+    return replace(found, plan=replace(found.plan, budget_bytes=needed))
+
+
+def _tightest(problem: Problem, search: Search) -> Scheduled:
+    """The plan of the fewest live bytes found, placed in the smallest arena that holds it."""
+    plan = smallest_plan(problem, search.time_limit / 3, search.seed)
+    sequence = compact(problem, plan.sequence, plan.peak_bytes, 0, min(search.time_limit / 4, _COMPACT_SECONDS), search.seed)
+    fitting = _fit(problem, plan_from_sequence(problem, sequence, UNLIMITED, search.strategy), UNLIMITED)
+    assert fitting is not None, "an arena of twice the size holds any schedule"
+    return fitting
 
 
 def _solve(

@@ -35,15 +35,19 @@ class Budget:
         size: bytes, or a fraction of the unscheduled step's peak.
         relative: ``size`` is a fraction.
         activations_only: the fraction applies to what is not resident (activations and workspace), the resident part is added whole.
+        smallest: the smallest budget that can be found; the others do not count.
     """
 
     size: float
     relative: bool = False
     activations_only: bool = False
+    smallest: bool = False
 
     @classmethod
     def parse(cls, text: str, activations_only: bool = False) -> Budget:
-        """``"512MiB"`` or ``"60%"``; raises UsageError for anything else, and for activation budgets that are not a percentage."""
+        """``"512MiB"``, ``"60%"`` or ``"min"``; raises UsageError for anything else, and for activation budgets that are a size."""
+        if text.strip() == "min":
+            return cls(0.0, smallest=True)
         match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*", text)
         if match:
             share = float(match.group(1)) / 100
@@ -51,7 +55,7 @@ class Budget:
                 raise UsageError(f"a budget of '{text}' leaves no memory: give more than 0%")
             return cls(share, relative=True, activations_only=activations_only)
         if activations_only:
-            raise UsageError(f"--activation-budget takes a percentage such as 50%, not '{text}'; use --budget for a size")
+            raise UsageError(f"--activation-budget takes a percentage such as 50%, or min, not '{text}'; use --budget for a size")
         size = parse_bytes(text)
         if size == 0:
             raise UsageError(f"a budget of '{text}' leaves no memory: give a positive size")
@@ -59,6 +63,8 @@ class Budget:
 
     def resolve(self, resident_bytes: int, peak_unscheduled_bytes: int) -> int:
         """The budget in bytes for a step that holds ``resident_bytes`` throughout and peaks at ``peak_unscheduled_bytes`` unscheduled."""
+        if self.smallest:
+            raise UsageError("the smallest budget is not known beforehand: give a size or a percentage here")
         if not self.relative:
             return int(self.size)
         if self.activations_only:
@@ -66,6 +72,8 @@ class Budget:
         return int(self.size * peak_unscheduled_bytes)
 
     def __str__(self) -> str:
+        if self.smallest:
+            return "min"
         if not self.relative:
             return format_bytes(self.size)
         return f"{self.size * 100:g}%" + (" of activations" if self.activations_only else "")

@@ -13,8 +13,8 @@ from .errors import Infeasible, PlanError, ProblemError, StrategyError
 from .evaluate import Evaluation, evaluate
 from .plan import Plan, Step
 from .problem import Op, Problem, Tensor, Transfer
-from .solve import lower_bound, minimum_budget, plan_from_sequence, solve
-from .strategies import Context, Progress, register, strategies
+from .solve import lower_bound, minimum_budget, plan_from_sequence, smallest_plan, solve
+from .strategies import Context, Progress, distinct_strategies, register, strategies
 from .validate import validate
 
 __all__ = [
@@ -34,12 +34,14 @@ __all__ = [
     "Transfer",
     "bytes_floor",
     "compare",
+    "distinct_strategies",
     "evaluate",
     "lower_bound",
     "minimum_budget",
     "plan_from_sequence",
     "register",
     "seconds_floor",
+    "smallest_plan",
     "solve",
     "strategies",
     "validate",

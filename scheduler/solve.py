@@ -16,7 +16,7 @@ from .reduce import reduce_problem
 from .strategies.registry import Context, Progress, Strategy, get_strategy
 from .validate import validate
 
-__all__ = ["lower_bound", "minimum_budget", "plan_from_sequence", "solve"]
+__all__ = ["lower_bound", "minimum_budget", "plan_from_sequence", "smallest_plan", "solve"]
 
 # The least time limit at which a proof is worth its process, and how often one is looked at.
 _PROOF_SECONDS, _POLL_SECONDS = 1.0, 0.05
@@ -140,9 +140,16 @@ def plan_from_sequence(
 
 def minimum_budget(problem: Problem, time_limit: float = 20.0, seed: int = 0) -> int:
     """The smallest budget, in bytes, for which a plan was found within the time limit; smaller ones may exist, see ``bytes_floor``."""
+    return smallest_plan(problem, time_limit, seed).peak_bytes
+
+
+def smallest_plan(problem: Problem, time_limit: float = 20.0, seed: int = 0) -> Plan:
+    """The plan of the lowest peak found within the time limit (seconds), however slow; its budget is its peak."""
     problem.check()
     context = Context(problem, bytes_floor(problem), time.monotonic() + time_limit, seed)
-    return _lower(context, bytes_floor(problem))
+    peak = _lower(context, bytes_floor(problem))
+    assert context.lowest is not None, "the base order is always found"
+    return plan_from_sequence(problem, context.lowest, peak)
 
 
 def _lower(context: Context, floor: int) -> int:

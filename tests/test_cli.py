@@ -18,7 +18,7 @@ from onnxremat import Artifact
 from onnxremat.artifact import TRAINING
 from onnxremat.cli import main
 
-from .factories import MLP_INPUT, MLP_LABEL, alter_model
+from .factories import CNN_INPUT, CNN_LABEL, MLP_INPUT, MLP_LABEL, alter_model
 
 MLP = ["tests.factories:tiny_mlp", "--input", MLP_INPUT, "--label", MLP_LABEL, "--loss", "cross_entropy", "--costs", "analytic"]
 QUICK = ["--budget", "32MiB", "--time-limit", "2", "--no-verify", "--quiet"]
@@ -175,6 +175,14 @@ def test_an_infeasible_budget_names_one_that_works(capsys: Capture, tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
     again = _json(capsys, *arguments, "--budget", f"{minimum}B")
     assert again["peak_predicted_bytes"] <= again["budget_bytes"] == minimum
+
+
+def test_the_smallest_budget(capsys: Capture, tmp_path: Path) -> None:
+    cnn = ["tests.factories:tiny_cnn", "--input", CNN_INPUT, "--label", CNN_LABEL, "--loss", "cross_entropy", "--costs", "analytic", "--quiet"]
+    found = _json(capsys, "compile", *cnn, "--time-limit", "4", "--no-verify", "-o", str(tmp_path / "a"), "--budget", "min")
+    assert found["recomputed_ops"] > 0 and found["peak_predicted_bytes"] <= found["budget_bytes"] < 0.9 * found["peak_unscheduled_bytes"]
+    planned = _json(capsys, "plan", str(tmp_path / "a"), "--time-limit", "4", "--quiet", "--budget", "min")
+    assert planned["feasible"] and planned["peak_predicted_bytes"] <= planned["budget_bytes"] < found["budget_bytes"], "live bytes alone"
 
 
 def test_without_a_budget_the_step_is_not_reduced(capsys: Capture, tmp_path: Path) -> None:

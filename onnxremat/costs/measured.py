@@ -7,6 +7,9 @@ import json
 import os
 import platform
 import statistics
+import time
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from ..files import cache_folder, write_json
+from ..cache import cache_folder, cached_json, hash_file, machine_lock
+from ..files import write_json
 from ..graph import nbytes
 from ..ops import traits
 from ..problem import Costs
@@ -41,14 +45,46 @@ def measured_costs(graph: ir.Graph, model_path: Path, threads: int = 0, steps: i
         Seconds and workspace bytes of every node.
     """
     workspace = _workspace(graph, threads)
-    digest = hashlib.sha256(model_path.read_bytes()).hexdigest()[:24]
-    seconds = _cached("profiles", f"{_machine(threads)}-{digest}", lambda: _profile(model_path, threads, steps))
-    return Costs(seconds, workspace, origin="measured")
+    digest = hash_file(model_path)[:24]
+    profile = cached_json("profiles", f"{_machine(threads)}-{digest}", lambda: _profile(model_path, threads, steps))
+    return Costs(profile["seconds"], workspace, origin="measured", load=profile["load"])
 
 
-def _profile(model_path: Path, threads: int, steps: int) -> dict[str, float]:
-    rows: list[dict[str, float]] = worker.call("onnxremat.costs.measured:profile_job", model=str(model_path), threads=threads, steps=steps)
-    return {name: statistics.median(row[name] for row in rows[1:]) for name in rows[0]}
+def _profile(model_path: Path, threads: int, steps: int) -> dict[str, Any]:
+    """Seconds of each node, and how busy other processes kept the machine meanwhile; by one process at a time."""
+    lock = machine_lock()
+    with lock.alone() if lock else nullcontext():
+        before = processor_seconds()
+        rows: list[dict[str, float]] = worker.call("onnxremat.costs.measured:profile_job", model=str(model_path), threads=threads, steps=steps)
+        after = processor_seconds()
+    load = None if before is None or after is None else max(0.0, (after.others - before.others) / max(1e-9, after.clock - before.clock))
+    return {"seconds": {name: statistics.median(row[name] for row in rows[1:]) for name in rows[0]}, "load": load}
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorSeconds:
+    """What the machine's processors have spent.
+
+    Attributes:
+        clock: wall time, seconds.
+        others: processor seconds spent by other processes than this one and its ended children, since the machine started.
+    """
+
+    clock: float
+    others: float
+
+
+def processor_seconds() -> ProcessorSeconds | None:
+    """Now; None where the system does not tell (it is not Linux)."""
+    try:
+        with open("/proc/stat", encoding="utf-8") as file:
+            ticks = [int(field) for field in file.readline().split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    user, nice, system, _, _, irq, softirq, steal = ticks
+    spent = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+    own = os.times()
+    return ProcessorSeconds(time.monotonic(), spent - own.user - own.system - own.children_user - own.children_system)
 
 
 def profile_job(model: str, threads: int, steps: int) -> list[dict[str, float]]:
@@ -69,22 +105,8 @@ def _machine(threads: int) -> str:
             model = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
     except OSError:
         model = platform.processor()
-    text = f"{platform.machine()}|{model}|{os.cpu_count()}|{threads}|{TRAINING_VERSION}"
+    text = f"{platform.machine()}|{model}|{os.cpu_count()}|{threads}|{TRAINING_VERSION}|1"
     return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-def _cached(kind: str, key: str, make: Any) -> Any:
-    folder = cache_folder(kind)
-    path = folder / f"{key}.json" if folder else None
-    if path is not None and path.exists():
-        try:
-            return json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            path.unlink(missing_ok=True)  # a damaged entry is measured again
-    result = make()
-    if path is not None:
-        write_json(path, result)
-    return result
 
 
 def kernel_signature(node: ir.Node) -> str:
@@ -119,18 +141,28 @@ def _workspace(graph: ir.Graph, threads: int) -> dict[str, int]:
     machine = _machine(threads)
     paths = {s: folder / f"{machine}-{hashlib.sha256(s.encode()).hexdigest()[:24]}.json" if folder else None for s in by_signature}
     for signature, path in paths.items():
-        if path is not None and path.exists():
-            known[signature] = int(json.loads(path.read_text(encoding="utf-8")))
-        else:
+        size = _stored_size(path)
+        if size is None:
             missing.append(signature)
+        else:
+            known[signature] = size
     if missing:
         measured = probe_kernels([by_signature[s][0] for s in missing], dict(graph.opset_imports), threads)
         for signature, size in zip(missing, measured, strict=True):
             known[signature] = size
             path = paths[signature]
             if path is not None:
-                write_json(path, size)
+                with suppress(OSError):
+                    write_json(path, size)
     return formulas | {str(node.name): known[s] for s, nodes in by_signature.items() for node in nodes}
+
+
+def _stored_size(path: Path | None) -> int | None:
+    """A cached size; None where there is none, or a damaged one."""
+    try:
+        return None if path is None else int(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError):
+        return None
 
 
 def probe_kernels(nodes: list[ir.Node], opsets: dict[str, int], threads: int = 0) -> list[int]:

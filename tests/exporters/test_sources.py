@@ -28,6 +28,9 @@ class Net(nn.Module):
     def forward(self, x):
         return self.lin(x)
 
+def sized(width, depth=1, names=("a",)):
+    return nn.Sequential(*[nn.Linear(4, width) if not i else nn.Linear(width, width) for i in range(depth)])
+
 def number():
     return 3
 
@@ -72,6 +75,12 @@ def test_factory_and_class(here: Path, name: str) -> None:
         ("remat_user_broken:net", "no module named nothing_of_that_name; install"),
         ("remat_nowhere.models:net", "no module named remat_nowhere; run from"),
         ("remat_user_models", "not understood"),
+        ("remat_user_models:sized(width=", "arguments are not understood"),
+        ("remat_user_models:sized(width=torch)", "arguments are not understood"),
+        ("remat_user_models:sized(*[3])", "arguments are not understood"),
+        ("remat_user_models:sized(**{'width': 3})", "arguments are not understood"),
+        ("remat_user_models:sized(3)(4)", "arguments are not understood"),
+        ("remat_user_models:sized(height=3)", "unexpected keyword argument 'height'"),
         ("zoo:alexnet", "no such model; it has .*resnet18"),
         ("none.onnx", "no such file"),
     ],
@@ -80,6 +89,14 @@ def test_bad_sources(here: Path, spec: str, message: str) -> None:
     with pytest.raises(ExportError, match=message) as caught:
         load_source(spec, [InputSpec("x", (2, 4))])
     assert "\n" not in str(caught.value)
+
+
+def test_arguments_of_a_factory(here: Path) -> None:
+    spec = "remat_user_models:sized(3, depth=2, names=('b', 'c'))"
+    graph = load_source(spec, [InputSpec("x", (2, 4))], (), "mse")
+    assert graph.source["spec"] == spec and len(graph.trainable) == 4
+    assert [len(list(build_module(f"remat_user_models:sized({a})"))) for a in ("width=3", "3 ,depth=4", "3,\n 2")] == [1, 4, 2]
+    assert build_module("zoo:resnet18(num_classes=7, width=4)").fc.out_features == 7
 
 
 def test_inputs_are_needed(here: Path) -> None:

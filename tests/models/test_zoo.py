@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from onnxremat.exporters import ForwardGraph, InputSpec, Loss, export_torch
-from onnxremat.models.zoo import ZooEntry, load_zoo, zoo_entry
+from onnxremat.models.zoo import ManifestError, ZooEntry, load_zoo, read_manifest, zoo_entry
 from tests.exporters.support import close, op_counts, same_as_torch
 
 NAMES = tuple(load_zoo())
@@ -121,8 +121,72 @@ def test_entries_are_well_formed() -> None:
         for text in (*entry.inputs, *entry.labels, *entry.quick.inputs, *entry.quick.labels):
             assert str(InputSpec.parse(text)) == text
         assert Loss.parse(entry.loss).name in ("cross_entropy", "output") and entry.tags
+        assert entry.batch == InputSpec.parse(entry.inputs[0]).shape[0]
     with pytest.raises(KeyError):
         zoo_entry("alexnet")
+
+
+REQUIRED = (
+    "vgg16 vgg19 resnet18 resnet50 resnet101 mobilenet_v1 mobilenet_v2 mobilenet_v3_large densenet121 efficientnet_b0 unet segnet fcn8 "
+    "convnext_tiny vit_b16 mlp_mixer lstm_lm gpt2 bert_mlm llama t5 whisper"
+)
+
+
+@pytest.mark.parametrize("name", REQUIRED.split())
+def test_the_zoo_has(name: str) -> None:
+    entry = zoo_entry(name)
+    assert entry.quick is not None and entry.source() == entry.factory
+    assert entry.source(quick=True).startswith(f"{entry.factory}(") and entry.source(quick=True).endswith(")")
+
+
+GOOD = """
+- {name: mine, factory: "my.models:build", arguments: {width: 8}, batch: 4, inputs: ["x=Nx3xNx7", "scale=scalar"], labels: ["y=N:int64:3"],
+   loss: cross_entropy, tags: [vision], limits: ["slow"], quick: {batch: 2, inputs: ["x=Nx3"], arguments: {deep: [1, 2]}}}
+"""
+
+
+def test_a_manifest_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text(GOOD)
+    entry = read_manifest(tmp_path / "m.yaml")["mine"]
+    assert entry.inputs == ("x=4x3x4x7", "scale=scalar") and entry.labels == ("y=4:int64:3",) and entry.limits == ("slow",)
+    assert entry.source() == "my.models:build(width=8)" and entry.source(quick=True) == "my.models:build(deep=[1, 2])"
+    assert entry.quick is not None and entry.quick.inputs == ("x=2x3",)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("name: mine", "nom: mine", "'nom', which is not one of"),
+        ("name: mine", "name: ../mine", "names a folder"),
+        ("loss: cross_entropy", "loss: 3", "loss must be text"),
+        ("loss: cross_entropy", "loss:", "has no 'loss'"),
+        ("my.models:build", "my.models", "not package.module:factory"),
+        ("batch: 4, ", "", "no 'batch'"),
+        ("batch: 4", "batch: many", "batch must be a number"),
+        ("x=Nx3xNx7", "x=Nx3xA", "is not NAME=SHAPE"),
+        ("{width: 8}", "{'a b': 8}", "arguments must be names"),
+        ("batch: 2, ", "batches: 2, ", "quick has the key 'batches'"),
+        ("[vision]", "vision", "tags must be a list"),
+        ("]}}}", "]}}}}", "is not YAML"),
+    ],
+)
+def test_bad_manifests(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in GOOD
+    (tmp_path / "m.yaml").write_text(GOOD.replace(old, new))
+    with pytest.raises(ManifestError, match=message) as caught:
+        read_manifest(tmp_path / "m.yaml")
+    assert "\n" not in str(caught.value) and "m.yaml" in str(caught.value)
+
+
+def test_manifests_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="No such file"):
+        read_manifest(tmp_path / "none.yaml")
+    (tmp_path / "m.yaml").write_text("name: x")
+    with pytest.raises(ManifestError, match="expected a list"):
+        read_manifest(tmp_path / "m.yaml")
+    (tmp_path / "m.yaml").write_text(GOOD + GOOD)
+    with pytest.raises(ManifestError, match="two models called mine"):
+        read_manifest(tmp_path / "m.yaml")
 
 
 def test_listing_needs_no_torch() -> None:
