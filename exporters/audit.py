@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from .embedding import padding_row
 from .errors import ExportError
 from .forward_graph import PADDING_INDEX, ForwardGraph
 from .noop import STOP_GRADIENT, constant_of
-from .trace import user_line
+from .places import scope_of, user_line
 
 __all__ = ["Effect", "ProgramFacts", "audit", "graph_effects", "program_facts"]
 
@@ -137,7 +136,7 @@ def graph_effects(graph: ForwardGraph) -> Counter[Effect]:
     counts: Counter[Effect] = Counter()
     protected = frozenset(graph.trainable) | frozenset(graph.state)
     for node in graph.model.graph:
-        module = _module_of(node)
+        module = scope_of(node)
         if node.op_type == "BatchNormalization":
             training = node.attributes.get_int("training_mode", 0)
             counts[Effect(BATCH_NORM if training else FROZEN_BATCH_NORM, module)] += 1
@@ -156,12 +155,6 @@ def graph_effects(graph: ForwardGraph) -> Counter[Effect]:
 def _is_active(node: ir.Node, protected: frozenset[str]) -> bool:
     mode = constant_of(node.inputs[2], protected) if len(node.inputs) > 2 else None
     return mode is not None and bool(mode) and "seed" not in node.attributes
-
-
-def _module_of(node: ir.Node) -> str:
-    text = node.metadata_props.get("pkg.torch.onnx.name_scopes", "")
-    scopes = ast.literal_eval(text) if text else []
-    return str(scopes[-2]) if len(scopes) > 1 else ""
 
 
 def _live(graph: fx.Graph) -> set[fx.Node]:

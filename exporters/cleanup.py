@@ -14,9 +14,10 @@ from .control_flow import refuse_control_flow, unroll_control_flow
 from .errors import ExportError
 from .explicit_pads import make_pads_explicit
 from .noop import remove_noops
+from .places import place_of
 from .quiet import quiet
 
-__all__ = ["RANDOM_OPS", "clean", "infer_shapes", "scope_of"]
+__all__ = ["RANDOM_OPS", "clean", "infer_shapes"]
 
 RANDOM_OPS = frozenset({"Dropout", "RandomUniform", "RandomNormal", "RandomUniformLike", "RandomNormalLike", "Multinomial", "Bernoulli"})
 """Operators that draw numbers: never folded, never merged."""
@@ -98,7 +99,7 @@ def infer_shapes(model: ir.Model) -> None:
             if not value.uses() and not value.is_graph_output() and value.producer() is not None:
                 continue  # an optional output that nobody reads
             node = value.producer()
-            where = f"{node.op_type} {scope_of(node)}" if node is not None else "graph input"
+            where = f"{node.op_type} {node.name}{place_of(node)}" if node is not None else "graph input"
             _refuse_conflicts(model)
             shape = "unknown" if value.shape is None else str(value.shape)
             raise ExportError(
@@ -119,10 +120,3 @@ def _refuse_conflicts(model: ir.Model) -> None:
     except onnx.shape_inference.InferenceError as error:
         text = str(error).replace("[ShapeInferenceError]", "").replace("[TypeInferenceError]", "").strip()
         raise ExportError("the exported graph", f"types contradict each other: {text}", "check the dtypes and shapes of the inputs") from error
-
-
-def scope_of(node: ir.Node) -> str:
-    """The module path that a node came from (torch's), or the node's name."""
-    scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes", "")
-    parts = [part.strip(" '\"") for part in scopes.strip("[]").split(",")]
-    return parts[-2] if len(parts) > 1 and parts[-2] else str(node.name)

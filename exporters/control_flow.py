@@ -10,6 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from .errors import ExportError
+from .places import place_of
 from .roles import unique_name
 
 __all__ = ["has_control_flow", "refuse_control_flow", "unroll_control_flow"]
@@ -44,7 +45,7 @@ def refuse_control_flow(model: ir.Model) -> None:
         if has_control_flow(node):
             why = _obstacle(node) if node.op_type in _KINDS else None
             raise ExportError(
-                f"{node.op_type} {node.name}",
+                f"{node.op_type} {node.name}{place_of(node)}",
                 why or "a subgraph has no static schedule",
                 "export the model with constant control flow, or compute both ways and choose with Where",
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from .errors import ExportError
+from .places import place_of
 
 __all__ = ["make_pads_explicit"]
 
@@ -34,7 +35,7 @@ def make_pads_explicit(model: ir.Model) -> None:
 
 def _shape(node: ir.Node, value: ir.Value | None) -> list[int]:
     if value is None or value.shape is None or not value.shape.is_static():
-        raise ExportError(f"{node.op_type} {node.name}", "its padding needs static shapes", "give static input shapes")
+        raise ExportError(f"{node.op_type} {node.name}{place_of(node)}", "its padding needs static shapes", "give static input shapes")
     return [int(d) for d in value.shape.numpy()]
 
 
@@ -75,7 +76,7 @@ def _crop_transposed(node: ir.Node, upper: bool) -> None:
         beyond.append(more + max(0, -spare))
         # Where SAME asks for more than the windows reach, ONNX has a longer output than the runtime; from a stride on its kernel errs.
         if beyond[-1] >= stride or (spare < 0 and not asked):
-            where = f"ConvTranspose {node.name}"
+            where = f"ConvTranspose {node.name}{place_of(node)}"
             raise ExportError(where, f"its output of {length} goes beyond its windows", "give explicit pads, and pad the output with Pad")
     node.attributes.pop("output_shape", None)
     node.attributes["pads"] = ir.AttrInt64s("pads", begin + end)

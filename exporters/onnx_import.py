@@ -76,7 +76,7 @@ def import_onnx(
     unroll_control_flow(model)
     initializers = set(model.graph.initializers)
     trained = _trainable(model, path, trainable)
-    _refuse_narrow_floats(model, trained)
+    _refuse_dtypes(model, trained)
     state = _batch_norm_state(model)
     ends = [str(v.name) for v in model.graph.inputs], [str(v.name) for v in model.graph.outputs]
     clean(model, {*trained, *state} | {n for n in initializers if _is_float(model.graph.initializers[n])})
@@ -205,10 +205,10 @@ def _trainable(model: ir.Model, path: str | Path, wanted: Sequence[str] | None) 
     return tuple(n for n in model.graph.initializers if n in set(wanted))
 
 
-def _refuse_narrow_floats(model: ir.Model, trained: Sequence[str]) -> None:
+def _refuse_dtypes(model: ir.Model, trained: Sequence[str]) -> None:
     for name in trained:
         dtype = model.graph.initializers[name].dtype
-        if dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+        if dtype is not None and dtype is not ir.DataType.FLOAT:
             raise ExportError(f"parameter {name}", f"{dtype.name.lower()} has no training kernels here", "convert the file to float32")
 
 

@@ -19,11 +19,12 @@ from .errors import ExportError
 from .forward_graph import IR_VERSION, OPSET, ForwardGraph, InputSpec
 from .losses import Loss, append_loss
 from .noop import STOP_GRADIENT
+from .places import user_line
 from .quiet import quiet
 from .rewrites import contiguous_views, rewrite_dropouts
 from .roles import final_names, rename_values
 from .stop_gradient import remove_idle_detaches, shield_detaches, unshield_detaches
-from .trace import TracedModule, trace_module, user_line
+from .trace import TracedModule, trace_module
 from .translations import translation_table
 from .versions import library_versions
 
@@ -63,10 +64,7 @@ def export_torch(
         raise ExportError(
             f"{spec or type(module).__name__}", "a TorchScript module has no Python source to trace", "give the nn.Module that it was made from"
         )
-    for name, parameter in module.named_parameters():
-        if parameter.dtype in (torch.float16, torch.bfloat16):
-            dtype = str(parameter.dtype).removeprefix("torch.")
-            raise ExportError(f"parameter {name}", f"{dtype} has no training kernels here", "train in float32: call float() on the model")
+    _refuse_dtypes(module)
     chosen = Loss.of(loss)
     specs = _input_specs(module, inputs)
     own_loss = chosen is None or chosen.name == "output"
@@ -92,6 +90,16 @@ def export_torch(
     infer_shapes(graph.model)
     audit(facts, graph)
     return graph
+
+
+def _refuse_dtypes(module: nn.Module) -> None:
+    """ONNX Runtime's kernels that accumulate gradients and update in place know float32 alone."""
+    for name, parameter in module.named_parameters():
+        dtype = str(parameter.dtype).removeprefix("torch.")
+        if parameter.dtype.is_complex:
+            raise ExportError(f"parameter {name}", f"{dtype} tensors have no gradient here", "use pairs of real tensors")
+        if parameter.dtype in (torch.float16, torch.bfloat16) or (parameter.dtype is torch.float64 and parameter.requires_grad):
+            raise ExportError(f"parameter {name}", f"{dtype} has no training kernels here", "train in float32: call float() on the model")
 
 
 def _input_specs(module: nn.Module, inputs: Sequence[InputSpec | Any]) -> tuple[InputSpec, ...]:
@@ -185,6 +193,11 @@ def _with_roles(
     tied = _merge_tied(module, model)
     mutated = set(signature.buffers_to_mutate.values())
     state = {name: value for name, value in zip(traced.buffer_names, buffer_values, strict=True) if name in mutated}
+    for name in state:
+        dtype = module.get_buffer(name).dtype
+        if dtype.is_floating_point and dtype is not torch.float32:
+            why = f"{str(dtype).removeprefix('torch.')} has no kernel that updates it in place"
+            raise ExportError(f"buffer {name}", why, "keep it in float32: call float() on the model")
     model.graph.outputs.clear()
     model.graph.outputs.extend((*own, *state.values()))
     _snapshot(model)

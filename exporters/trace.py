@@ -22,6 +22,7 @@ from .checkpoints import whole_checkpoints
 from .errors import ExportError
 from .functional import cross_entropy, embedding_bag, gaussian_nll_loss, is_causal_hint
 from .no_grad import inline_grad_regions
+from .places import user_line
 from .quiet import quiet
 
 __all__ = ["TracedModule", "bind_inputs", "trace_module"]
@@ -228,15 +229,6 @@ def _check_values(module: nn.Module, program: torch.export.ExportedProgram) -> N
         raise ExportError(
             f"parameter {written[0]}", f"{type(module).__name__}.forward writes to it", "make it a buffer, or update it outside"
         )
-
-
-def user_line(stack: str) -> str:
-    """`` at FILE:LINE (code)`` of the innermost frame outside torch, or an empty string."""
-    frames = re.findall(r'File "([^"]+)", line (\d+), in [^\n]+\n\s*([^\n]*)', stack)
-    for file, line, code in reversed(frames):
-        if not file.startswith(_TORCH) and not file.startswith("<"):
-            return f" at {Path(file).name}:{line} ({code.strip()})"
-    return ""
 
 
 def _untraceable(module: nn.Module, error: Exception) -> ExportError:

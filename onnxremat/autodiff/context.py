@@ -10,6 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ..errors import DifferentiationError
+from ..exporters.places import place_of
 from ..graph import Expr, GraphBuilder
 
 #: Metadata of a node that normalization could not rewrite: why.
@@ -18,13 +19,7 @@ REFUSAL = "onnxremat.refusal"
 
 def describe(node: ir.Node) -> str:
     """The node's operator and name, with the module and source line where the exporter recorded them."""
-    text = f"{node.op_type} node '{node.name}'"
-    scopes = [part.strip(" '\"") for part in node.metadata_props.get("pkg.torch.onnx.name_scopes", "").strip("[]").split(",")]
-    if len(scopes) > 1 and scopes[-2]:  # the last is the operation, the one before it the module
-        text += f" of module '{scopes[-2]}'"
-    stack = node.metadata_props.get("pkg.torch.onnx.stack_trace", "")
-    lines = [line.strip() for line in stack.splitlines() if line.strip().startswith("File ")]
-    return f"{text} at {lines[-1]}" if lines else text
+    return f"{node.op_type} node '{node.name}'{place_of(node)}"
 
 
 class Context:

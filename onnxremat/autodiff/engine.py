@@ -43,7 +43,7 @@ def differentiate(
     nodes = list(op.graph)
     live = _influenced(nodes, targets, set(stop_gradient))
     if id(loss) not in live:
-        raise DifferentiationError("no trainable parameter reaches the loss: it is cut off by detach, integer operations, or frozen parameters")
+        raise DifferentiationError(f"no trainable parameter reaches the loss: {_cut(nodes, loss, live, set(stop_gradient))}")
     wanted = {id(t): t for t in targets}
     grads: dict[int, Expr] = {id(loss): op.const(1.0, loss.dtype).expand(op.wrap(loss).shape)}
     result: dict[str, Expr] = {}
@@ -85,6 +85,21 @@ def _influenced(nodes: Sequence[ir.Node], targets: Sequence[ir.Value], stop: set
             any_type = isinstance(state, Refused)
             live |= {id(v) for v in node.outputs if (any_type or v.dtype in _FLOATS) and v.name not in stop}
     return live
+
+
+def _cut(nodes: Sequence[ir.Node], loss: ir.Value, live: set[int], stop: set[str]) -> str:
+    """Why a loss depends on no target: the last place, on the way to it, where the gradient ends."""
+    needed = {id(loss)}
+    for node in reversed(nodes):
+        if not any(id(v) in needed for v in node.outputs):
+            continue
+        needed |= {id(v) for v in node.inputs if v is not None}
+        if not any(v is not None and id(v) in live for v in node.inputs):
+            continue
+        if any(v.name in stop for v in node.outputs):
+            return f"a detach or no_grad cuts the gradient after {describe(node)}; remove it, or train a parameter behind it"
+        return f"no gradient passes {describe(node)}; use a smooth operation there, or train a parameter behind it"
+    return "the loss is computed from none of them; return a loss that depends on the model's parameters, or freeze fewer"
 
 
 def _pending_uses(nodes: Sequence[ir.Node], live: set[int], wanted: dict[int, ir.Value]) -> dict[int, int]:

@@ -160,7 +160,8 @@ def test_a_loss_that_no_parameter_reaches_is_refused(cut: str) -> None:
         y = w.cast(ir.DataType.INT64).cast(ir.DataType.FLOAT)
     else:
         y = op("Floor", w) if cut == "floor" else x
-    with pytest.raises(DifferentiationError, match="no trainable parameter reaches the loss"):
+    why = {"detach": "a detach or no_grad .* Identity", "integers": "passes Cast", "floor": "passes Floor", "frozen": "computed from none"}[cut]
+    with pytest.raises(DifferentiationError, match=f"no trainable parameter reaches the loss: .*{why}"):
         gradients(op, total(y * 2.0), w, stop=stop)
 
 
@@ -180,7 +181,7 @@ def test_an_operator_without_a_rule_is_named_with_module_and_line() -> None:
         gradients(op, total(y), x)
     message = str(caught.value)
     assert "no gradient rule for org.example.Unheard" in message and "encoder.act" in message
-    assert 'File "net.py", line 42' in message and "base.py" not in message and "\n" not in message
+    assert "at net.py:42 (acosh(x))" in message and "base.py" not in message and "\n" not in message
 
 
 def test_an_operator_without_a_rule_beside_the_path_does_no_harm() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from onnxremat.errors import DifferentiationError
 from onnxremat.exporters import ExportError, InputSpec, export_torch
+from onnxremat.training_graph import build_training_graph
 from tests.exporters.support import x
 from tests.exporters.test_hazards import Apply
 
@@ -59,6 +62,64 @@ def test_wrong_shape_and_dtype() -> None:
 
 def test_complex_values() -> None:
     refused(lambda self, a: torch.fft.fft(a).abs(), "complex")
+
+
+@pytest.mark.parametrize("array", [np.array(["a", "b"]), np.zeros((2, 4), np.complex64)], ids=["strings", "complex"])
+def test_inputs_that_are_no_numbers(array: Any) -> None:
+    refused(lambda self, a: a, f"example input 0: .*{array.dtype.name}.*give float, integer or bool", [array])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "way_out"), [(torch.float64, r"float\(\)"), (torch.bfloat16, r"float\(\)"), (torch.complex64, "pairs of real tensors")]
+)
+def test_parameters_of_other_dtypes(dtype: torch.dtype, way_out: str) -> None:
+    refused(lambda self, a: self.lin(a), f"parameter lin.weight: {str(dtype)[6:]} .*{way_out}", lin=nn.Linear(4, 4, dtype=dtype))
+
+
+def test_float64_that_nothing_writes_is_taken() -> None:
+    frozen = nn.Linear(4, 4).double().requires_grad_(False)
+    graph = export_torch(Apply(lambda self, a: self.lin(self.frozen(a.double()).float()), lin=nn.Linear(4, 4), frozen=frozen), [x(2, 4)])
+    assert graph.frozen == ("frozen.weight", "frozen.bias")
+
+
+def test_float64_state() -> None:
+    norm = nn.BatchNorm1d(4, affine=False).double()
+    refused(lambda self, a: self.norm(a.double()).float(), "buffer norm.running_mean: float64 .*updates it in place", norm=norm)
+
+
+class Cut(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, a: torch.Tensor) -> torch.Tensor:
+        return self.lin(a).argmax(1).float()  # the line that the message must quote
+
+
+class Held(Cut):
+    def forward(self, a: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            hidden = self.lin(a)
+        return hidden * 2
+
+
+class Unread(Cut):
+    def forward(self, a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return a.relu(), self.lin(a)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (Cut, r"no gradient passes ArgMax .* at test_bad_input.py:\d+ \(return self.lin\(a\).argmax"),
+        (Held, r"a detach or no_grad .*module 'lin' at test_bad_input.py:\d+ \(hidden = self.lin\(a\)\)"),
+        (Unread, "the loss is computed from none of them"),
+    ],
+)
+def test_a_cut_gradient_path_names_the_line(module: type[Cut], message: str) -> None:
+    with pytest.raises(DifferentiationError, match=f"no trainable parameter reaches the loss: .*{message}") as caught:
+        build_training_graph(export_torch(module(), [x(2, 4)], (), "mse"))
+    assert "\n" not in str(caught.value)
 
 
 def test_no_tensor_output_and_foreign_output() -> None:
