@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
@@ -13,6 +14,8 @@ from .constants import fold_gather_elements, narrow_constants, separate_statisti
 from .control_flow import refuse_control_flow, unroll_control_flow
 from .errors import ExportError
 from .explicit_pads import make_pads_explicit
+from .fused_shapes import infer_fused_shapes
+from .narrow_floats import refuse_narrow_arithmetic
 from .noop import remove_noops
 from .places import place_of
 from .quiet import quiet
@@ -21,6 +24,7 @@ __all__ = ["RANDOM_OPS", "clean", "infer_shapes"]
 
 RANDOM_OPS = frozenset({"Dropout", "RandomUniform", "RandomNormal", "RandomUniformLike", "RandomNormalLike", "Multinomial", "Bernoulli"})
 """Operators that draw numbers: never folded, never merged."""
+_FEW = 1024
 _FOLD_BYTES = 64 << 20
 """Constants above this many bytes are computed at run time: folding them would make them resident for good."""
 
@@ -43,6 +47,8 @@ def clean(model: ir.Model, protected: Collection[str]) -> None:
         inputs = [value for value in node.inputs if value is not None]
         if any(value.name in keep for value in inputs):
             return False
+        if node.op_type == "ConstantOfShape" and _is_small(node.inputs[0]):
+            return True  # the folder leaves it alone by itself, and shapes are made of it
         # Beyond its size limits the folder refuses by itself; Shape reads no values and is always worth folding.
         return None
 
@@ -68,6 +74,12 @@ def clean(model: ir.Model, protected: Collection[str]) -> None:
     passes.TopologicalSortPass()(model)
 
 
+def _is_small(shape: ir.Value | None) -> bool:
+    """Whether a value is a known shape of a few elements."""
+    tensor = ir.convenience.get_const_tensor(shape) if shape is not None else None
+    return tensor is not None and int(np.prod(tensor.numpy())) <= _FEW
+
+
 def _shapes(model: ir.Model) -> None:
     """Shape inference with data propagation, strict about contradictions.
 
@@ -80,15 +92,18 @@ def _shapes(model: ir.Model) -> None:
     for value in model.graph.initializers.values():
         if value.const_value is not None and value.shape is not None and not value.shape.is_static():
             value.shape = ir.Shape(value.const_value.shape.numpy())
-    with quiet():
-        passes.ShapeInferencePass(check_type=True, strict_mode=True, data_prop=True)(model)
+    known = False
+    while not known:  # what is behind a fused operator is inferred in the next round
+        with quiet():
+            passes.ShapeInferencePass(check_type=True, strict_mode=True, data_prop=True)(model)
+        known = not infer_fused_shapes(model)
 
 
 def infer_shapes(model: ir.Model) -> None:
     """Gives every value a static shape and a dtype, and runs onnx.checker.
 
     Raises:
-        ExportError: naming the first value without them, or the checker's complaint.
+        ExportError: naming the first value without them, an operator in float16 or bfloat16, or the checker's complaint.
     """
     _shapes(model)
     values = list(model.graph.inputs) + [value for node in model.graph for value in node.outputs]
@@ -107,6 +122,7 @@ def infer_shapes(model: ir.Model) -> None:
                 f"its shape {shape} is not static",
                 "give static input shapes, and no data-dependent shapes",
             )
+    refuse_narrow_arithmetic(model)
     try:
         passes.CheckerPass(full_check=False)(model)
     except onnx.checker.ValidationError as error:

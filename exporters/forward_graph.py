@@ -237,7 +237,9 @@ def read_model(path: str | Path) -> ir.Model:
         model = ir.load(file)
         ir.external_data.load_to_model(model)  # later passes look for it from wherever the process runs
     except OSError as error:
-        raise ExportError(f"reading {file}", error.strerror or str(error), "check the file and its permissions") from error
+        missing = error.filename is not None and Path(error.filename) != file
+        where = f"reading {Path(error.filename).name} of {file}" if missing else f"reading {file}"
+        raise ExportError(where, error.strerror or str(error), "check the file and its permissions") from error
     except Exception as error:  # protobuf's DecodeError and its kin share no base class that is public
         raise ExportError(f"reading {file}", f"not an ONNX model ({error})", "give a file written by an ONNX exporter") from error
     if not model.graph.outputs:

@@ -14,16 +14,19 @@ from .cleanup import clean, infer_shapes
 from .control_flow import unroll_control_flow
 from .errors import ExportError
 from .forward_graph import IR_VERSION, OPSET, ForwardGraph, InputSpec, has_roles, read_model
+from .group_norm import write_out_group_normalizations
 from .losses import Loss, append_loss
 from .roles import rename_values, unique_name
 from .train_mode import turn_to_training
 from .unfuse import unfuse
 from .versions import library_versions
-from .weights import lift_weights, weight_like_initializers
+from .weights import lift_weights, separate_statistics_from_weights, weight_like_initializers
 
 __all__ = ["import_onnx"]
 
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
+_LARGE_BYTES = 1 << 16
+"""Weights beyond this many bytes are kept out of the opset conversion: it needs none of their values, and a message ends at 2 GiB."""
 _UNFED = (ir.DataType.STRING, ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)
 
 
@@ -66,6 +69,7 @@ def import_onnx(
     model = _convert(model, path)
     passes.RemoveInitializersFromInputsPass()(model)
     unfuse(model)
+    separate_statistics_from_weights(model)
     lift_weights(model)
     if train_mode:
         turn_to_training(model)
@@ -138,17 +142,26 @@ def _convert(model: ir.Model, path: str | Path) -> ir.Model:
         raise ExportError(str(path), "it imports no ONNX opset", "export it again")
     if version > OPSET + 1:
         raise ExportError(str(path), f"opset {version} is newer than the runtime reads (21)", f"export it with opset {OPSET}")
+    write_out_group_normalizations(model, per_channel=version > OPSET)
     if version == OPSET + 1:
         model.opset_imports[""] = OPSET
         return model
     if version == OPSET:
         return model
+    weights = {name: v for name, v in model.graph.initializers.items() if v.const_value is not None and v.const_value.nbytes > _LARGE_BYTES}
+    held = {name: value.const_value for name, value in weights.items()}
     try:
+        for name, tensor in held.items():
+            assert tensor is not None
+            weights[name].const_value = ir.ExternalTensor("elsewhere", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name)
         proto = onnx.version_converter.convert_version(ir.serde.serialize_model(model), OPSET)
     except Exception as error:  # the converter raises RuntimeError, ConvertError and protobuf errors
         first = str(error).strip().splitlines()[0]
         raise ExportError(str(path), f"opset {version} cannot be converted to {OPSET}: {first}", f"export it with opset {OPSET}") from error
-    return ir.serde.deserialize_model(proto)
+    converted = ir.serde.deserialize_model(proto)
+    for name, tensor in held.items():
+        converted.graph.initializers[name].const_value = tensor
+    return converted
 
 
 def _pin(model: ir.Model, path: str | Path, wanted: Sequence[InputSpec]) -> tuple[InputSpec, ...]:
@@ -209,7 +222,8 @@ def _refuse_dtypes(model: ir.Model, trained: Sequence[str]) -> None:
     for name in trained:
         dtype = model.graph.initializers[name].dtype
         if dtype is not None and dtype is not ir.DataType.FLOAT:
-            raise ExportError(f"parameter {name}", f"{dtype.name.lower()} has no training kernels here", "convert the file to float32")
+            first = next((f" (the first: {u.op_type} {u.name})" for u, _ in model.graph.initializers[name].uses()), "")
+            raise ExportError(f"parameter {name}", f"{dtype.name.lower()} has no training kernels here{first}", "convert the file to float32")
 
 
 def _batch_norm_state(model: ir.Model) -> dict[str, str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,6 +13,7 @@ import torch
 from torch import nn
 
 from onnxremat.exporters import ExportError, InputSpec, export_torch, import_onnx
+from onnxremat.training_graph import build_training_graph
 from tests.exporters.support import close, op_counts, run_onnx, sample_all, x
 
 BATCH_NORM = """<ir_version: 8, opset_import: ["": 15]>
@@ -152,3 +155,69 @@ def test_output_names_survive_the_removal_of_no_ops(tmp_path: Path) -> None:
     got = run_onnx(graph, feeds)
     relu = np.maximum(feeds["x"], 0)
     assert all(np.array_equal(got[name], wanted) for name, wanted in (("a", relu), ("b", relu), ("c", feeds["x"])))
+
+
+@pytest.mark.parametrize("opset", [13, 20])
+def test_external_data(tmp_path: Path, opset: int) -> None:
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((300, 300)).astype(np.float32)  # beyond what the opset conversion is given to see
+    text = f'<ir_version: 8, opset_import: ["": {opset}]> g (float[2, 300] x) => (float[2, 300] y) {{ y = MatMul(x, w) }}'
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.bin", size_threshold=0)
+    graph = import_onnx(tmp_path / "m.onnx")
+    assert graph.trainable == ("w",)
+    feeds = sample_all(graph)
+    close(run_onnx(graph, feeds)["y"], feeds["x"] @ weight)
+    (tmp_path / "m.bin").unlink()
+    with pytest.raises(ExportError, match="m.bin"):
+        import_onnx(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize(("opset", "scales"), [(18, 2), (20, 2), (21, 4)])
+def test_group_normalization_of_every_opset(tmp_path: Path, opset: int, scales: int) -> None:
+    """One scale per group up to opset 20, one per channel from then on."""
+    text = (
+        f'<ir_version: 10, opset_import: ["": {opset}]> g (float[2, 4, 3, 3] x) => (float[2, 4, 3, 3] y)\n<float[{scales}] s, float[{scales}] b>\n'
+        "{ y = GroupNormalization<num_groups = 2, epsilon = 0.001>(x, s, b) }"
+    )
+    graph = import_onnx(write(tmp_path / "m.onnx", text), loss="mse")
+    assert graph.trainable == ("s", "b")
+    feeds = sample_all(graph)
+    scale, bias = (torch.tensor(graph.model.graph.initializers[n].const_value.numpy()).repeat_interleave(4 // scales) for n in "sb")
+    wanted = nn.functional.group_norm(torch.from_numpy(feeds["x"]), 2, scale, bias, 0.001)
+    close(run_onnx(graph, feeds)["y"], wanted)
+    assert set(build_training_graph(graph).trainable) == {"s", "b"}
+
+
+class Unscaled(nn.Module):
+    """Normalizations without parameters, a buffer, a table of the forward's own: nothing of that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.group, self.batch = nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4), nn.GroupNorm(2, 4), nn.BatchNorm2d(4)
+        self.out = nn.Linear(64, 8)
+        self.register_buffer("mean", torch.tensor([1.0, 2.0, 3.0]).reshape(3, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.batch(self.group(self.norm(self.conv(x / self.mean))))
+        return self.out(h.flatten(1)) * torch.arange(1.0, 9.0)
+
+
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "train-mode"])
+@pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
+def test_what_both_exporters_of_torch_write(tmp_path: Path, dynamo: bool, train: bool) -> None:
+    """A fresh model, whose equal tensors (biases, running means) the exporters merge."""
+    module = Unscaled().eval()
+    options: dict[str, Any] = {"verbose": False} if dynamo else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(module, (torch.randn(2, 3, 6, 6),), tmp_path / "m.onnx", dynamo=dynamo, input_names=["x"], **options)
+    graph = import_onnx(tmp_path / "m.onnx", loss="mse", train_mode=train)
+    assert len(graph.state) == (2 if train else 0)
+    feeds = sample_all(graph)
+    close(run_onnx(graph, feeds)[graph.outputs[0]], (module.train() if train else module)(torch.from_numpy(feeds["x"])))
+    training = build_training_graph(graph)
+    sizes = sorted(int(np.prod(training.weights[name].shape)) for name in training.trainable)
+    frozen_mean = [] if dynamo else [3]  # only the dynamo exporter tells a buffer from a parameter
+    assert sizes == sorted([4, 108, 4, 4, 4, 4, 8, 512, *frozen_mean])
