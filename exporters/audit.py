@@ -84,7 +84,10 @@ def program_facts(program: torch.export.ExportedProgram) -> ProgramFacts:
         if reached and not is_detach and _is_float(node):
             differentiable.add(node)
         state.update(buffers[source.name] for source in _written(node) if source.name in buffers)
-        effect = _effect(node, reached)
+        try:
+            effect = _effect(node, reached)
+        except ExportError as error:
+            raise error.at(user_line(node.meta.get("stack_trace") or "")) from None
         if effect is not None:
             effects[effect] += 1
             lines.setdefault(effect, user_line(node.meta.get("stack_trace") or ""))
@@ -234,16 +237,7 @@ def _instance_norm(node: fx.Node, module: str) -> Effect | None:
 
 
 def _recurrent(node: fx.Node, module: str) -> Effect | None:
-    states = node.args[1]
-    if isinstance(states, list | tuple) and len(states) == 2 and all(isinstance(s, fx.Node) for s in states):
-        hidden, cell = (s.meta["val"] for s in states)
-        if hidden.shape[-1] != cell.shape[-1]:
-            raise ExportError(f"{_base_name(node)} {module}", "proj_size has no ONNX form", "set proj_size=0, and put an nn.Linear after it")
-    if _argument(node, "dropout") and _argument(node, "train"):
-        raise ExportError(
-            f"{_base_name(node)} {module}", "dropout between its layers is lost in ONNX", "stack one-layer modules with nn.Dropout"
-        )
-    return None
+    return None  # torch counts it as random for the dropout between its layers, which is written out before (functional_recurrent)
 
 
 def _embedding(node: fx.Node, module: str) -> Effect | None:
@@ -260,6 +254,12 @@ def _renormalized(node: fx.Node, module: str) -> Effect | None:
 def _multilabel_margin(node: fx.Node, module: str) -> Effect | None:
     # Measured on torch 2.13: its own decomposition, which the exporter uses, gives another value than its kernel.
     raise ExportError(f"{_base_name(node)} {module}", "torch decomposes it wrongly", "use multilabel_soft_margin_loss, or write it out")
+
+
+def _multinomial(node: fx.Node, module: str) -> Effect | None:
+    if _argument(node, "num_samples") > 1 and not _argument(node, "replacement"):
+        raise ExportError(f"multinomial {module}", "draws without replacement have no ONNX form", "take topk of log-probabilities plus Gumbel noise")
+    return Effect(RANDOM, module)
 
 
 def _rrelu(node: fx.Node, module: str) -> Effect | None:
@@ -279,10 +279,8 @@ _EFFECTS: dict[str, Callable[[fx.Node, str], Effect | None]] = {
     "scaled_dot_product_attention": _attention,
     "batch_norm": _batch_norm,
     "instance_norm": _instance_norm,
-    "lstm": _recurrent,
-    "gru": _recurrent,
-    "rnn_tanh": _recurrent,
-    "rnn_relu": _recurrent,
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrent),
+    "multinomial": _multinomial,
     "rrelu": _rrelu,
     "multilabel_margin_loss": _multilabel_margin,
     "embedding": _embedding,

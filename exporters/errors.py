@@ -17,6 +17,10 @@ class ExportError(Exception):
         self.what, self.why, self.way_out = parts
         super().__init__(f"{self.what}: {self.why}" + (f"; {self.way_out}" if self.way_out else ""))
 
+    def at(self, line: str) -> ExportError:
+        """The same with a place in the user's code, as ``user_line`` writes it, where it names none yet."""
+        return self if " at " in self.what else ExportError(self.what + line, self.why, self.way_out)
+
     def __reduce__(self) -> tuple[type[ExportError], tuple[str, str, str]]:
         """Pickles by the three parts, so that the error survives a process boundary."""
         return ExportError, (self.what, self.why, self.way_out)

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from .errors import ExportError
+from .functional_ctc import ctc_loss
+from .functional_recurrent import RECURRENT
 
-__all__ = ["cross_entropy", "embedding_bag", "gaussian_nll_loss", "is_causal_hint"]
+__all__ = ["stand_ins"]
 
 _cross_entropy = F.cross_entropy
+
+
+def stand_ins() -> tuple[tuple[Any, str, Any], ...]:
+    """(module, name of a function of it, what takes its place)."""
+    return (
+        (nn.modules.transformer, "_detect_is_causal_mask", is_causal_hint),
+        (F, "cross_entropy", cross_entropy),
+        (F, "gaussian_nll_loss", gaussian_nll_loss),
+        (F, "ctc_loss", ctc_loss),
+        (F, "embedding_bag", embedding_bag),
+        (F, "adaptive_avg_pool3d", adaptive_avg_pool3d),
+        (torch, "fake_quantize_per_tensor_affine", fake_quantize),
+        (torch, "fake_quantize_per_channel_affine", fake_quantize_channels),
+        *RECURRENT,
+    )
 
 
 def is_causal_hint(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
@@ -30,16 +49,36 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """``F.cross_entropy``; with class probabilities as target, which ONNX's loss does not take, in plain operations."""
-    if not target.is_floating_point():
-        return _cross_entropy(input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
+    """``F.cross_entropy``; class probabilities as target and label smoothing, which the exporter loses, in plain operations."""
+    if not target.is_floating_point() and not label_smoothing:
+        return _cross_entropy(input, target, weight, size_average, ignore_index, reduce, reduction)
     axis = 1 if input.ndim > 1 else 0
+    if not target.is_floating_point():
+        return _smoothed(input, target, weight, ignore_index, reduction, label_smoothing, axis)
     classes = input.shape[axis]
     weighted = F.log_softmax(input, axis) * (target * (1.0 - label_smoothing) + label_smoothing / classes)
     if weight is not None:
         weighted = weighted * weight.reshape([classes if a == axis else 1 for a in range(input.ndim)])
     losses = -weighted.sum(axis)
     return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
+
+
+def _smoothed(
+    input: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, ignored: int, reduction: str, smoothing: float, axis: int
+) -> torch.Tensor:
+    """Cross-entropy with class indices, of which every class gets a share of ``smoothing``; a mean is over the weights of the targets."""
+    classes = input.shape[axis]
+    by_class = torch.ones(classes, dtype=input.dtype) if weight is None else weight
+    kept = target != ignored
+    even = -(F.log_softmax(input, axis) * by_class.reshape([classes if a == axis else 1 for a in range(input.ndim)])).sum(axis)
+    even = torch.where(kept, even, torch.zeros_like(even))
+    sharp = _cross_entropy(input, target, weight, ignore_index=ignored, reduction=reduction)
+    if reduction != "none":
+        even = even.sum()
+    if reduction == "mean":
+        weights = by_class[torch.where(kept, target, torch.zeros_like(target))]
+        even = even / torch.where(kept, weights, torch.zeros_like(weights)).sum()
+    return (1.0 - smoothing) * sharp + smoothing / classes * even
 
 
 def gaussian_nll_loss(
@@ -97,3 +136,33 @@ def embedding_bag(
         return torch.where(counts > 0, peaks, torch.zeros_like(peaks))
     total = rows.masked_fill(~kept, 0.0).sum(1)
     return total if mode == "sum" else total / counts.clamp(min=1)
+
+
+def adaptive_avg_pool3d(input: torch.Tensor, output_size: int | Sequence[int | None] | None) -> torch.Tensor:
+    """``F.adaptive_avg_pool3d``, (..., D, H, W) -> (..., d, h, w): the mean over a box is the mean of means over its layers."""
+    wanted = tuple(output_size) if isinstance(output_size, Sequence) else (output_size,) * 3
+    lead, (depth, *_) = input.shape[:-3], input.shape[-3:]
+    d, h, w = (size if given is None else given for given, size in zip(wanted, input.shape[-3:], strict=True))
+    layers = F.adaptive_avg_pool2d(input.reshape(-1, *input.shape[-3:]), (h, w))
+    columns = layers.reshape(-1, depth, h * w).transpose(1, 2)
+    return F.adaptive_avg_pool1d(columns, d).transpose(1, 2).reshape(*lead, d, h, w)
+
+
+def fake_quantize(
+    input: torch.Tensor, scale: torch.Tensor | float, zero_point: torch.Tensor | float, quant_min: int, quant_max: int
+) -> torch.Tensor:
+    """``torch.fake_quantize_per_tensor_affine``: the value of a quantization, with the straight-through gradient inside its range."""
+    levels = torch.round(input * (1.0 / scale)) + zero_point
+    inside = (levels >= quant_min) & (levels <= quant_max)
+    value = ((levels.clamp(quant_min, quant_max) - zero_point) * scale).detach()
+    through = torch.where(inside, input, torch.zeros_like(input))
+    return value + (through - through.detach())
+
+
+def fake_quantize_channels(
+    input: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor, axis: int, quant_min: int, quant_max: int
+) -> torch.Tensor:
+    """``torch.fake_quantize_per_channel_affine``; scale and zero_point (C,), C the length of ``axis``."""
+    shape = [1] * input.ndim
+    shape[axis] = -1
+    return fake_quantize(input, scale.reshape(shape), zero_point.reshape(shape).to(input.dtype), quant_min, quant_max)

@@ -98,8 +98,10 @@ def _refuse_dtypes(module: nn.Module) -> None:
         dtype = str(parameter.dtype).removeprefix("torch.")
         if parameter.dtype.is_complex:
             raise ExportError(f"parameter {name}", f"{dtype} tensors have no gradient here", "use pairs of real tensors")
-        if parameter.dtype in (torch.float16, torch.bfloat16) or (parameter.dtype is torch.float64 and parameter.requires_grad):
-            raise ExportError(f"parameter {name}", f"{dtype} has no training kernels here", "train in float32: call float() on the model")
+        if parameter.requires_grad and parameter.dtype is not torch.float32:
+            owner = type(module.get_submodule(name.rpartition(".")[0])).__name__
+            why = f"{dtype} has no training kernels here (the first: {owner})"
+            raise ExportError(f"parameter {name}", why, "train in float32: call float() on the model")
 
 
 def _input_specs(module: nn.Module, inputs: Sequence[InputSpec | Any]) -> tuple[InputSpec, ...]:

@@ -18,9 +18,10 @@ import torch.fx.traceback as fx_traceback
 import torch.nn.functional as F
 from torch import nn
 
+from .autograd_functions import UnprovenFunction, custom_functions_as, forward_of, proven_functions
 from .checkpoints import whole_checkpoints
 from .errors import ExportError
-from .functional import cross_entropy, embedding_bag, gaussian_nll_loss, is_causal_hint
+from .functional import stand_ins
 from .no_grad import inline_grad_regions
 from .places import user_line
 from .quiet import quiet
@@ -77,7 +78,34 @@ def trace_module(module: nn.Module, names: Sequence[str], example: Sequence[torc
         ExportError: when the module cannot be traced, naming the user's line where there is one.
     """
     _refuse_hooks(module)
+    try:
+        return _trace(module, names, example, frozenset())
+    except UnprovenFunction:
+        keywords = bind_inputs(module, names)
+
+        def run(clone: nn.Module) -> None:
+            _ = clone(*example) if keywords is None else clone(**dict(zip(keywords, example, strict=True)))
+
+        try:
+            proven = proven_functions(module, run)
+        except ExportError:
+            raise
+        except Exception as error:  # whatever the user's code raises
+            raise _untraceable(module, error) from error
+        return _trace(module, names, example, proven)
+
+
+def _trace(module: nn.Module, names: Sequence[str], example: Sequence[torch.Tensor], proven: frozenset[type]) -> TracedModule:
+    """Traces custom autograd Functions through their forward where they are among ``proven``; raises UnprovenFunction for another one."""
     keywords = bind_inputs(module, names)
+    unproven: list[type] = []
+
+    def custom(function: type, *args: Any, **kwargs: Any) -> Any:
+        if function in proven:
+            return forward_of(function, *args, **kwargs)
+        unproven.append(function)
+        raise UnprovenFunction(function.__qualname__)
+
     recorded: list[str] = []
     buffers = tuple(name for name, _ in module.named_buffers())
     original = module.forward
@@ -98,19 +126,19 @@ def trace_module(module: nn.Module, names: Sequence[str], example: Sequence[torc
         for sub in module.modules():
             if isinstance(sub, nn.modules.batchnorm._BatchNorm) and sub.momentum is None and sub.training and sub.track_running_stats:
                 stack.enter_context(_override(sub, "forward", _cumulative_forward(sub)))
-        stack.enter_context(_override(F, "embedding_bag", embedding_bag))
-        stack.enter_context(_override(F, "cross_entropy", cross_entropy))
-        stack.enter_context(_override(F, "gaussian_nll_loss", gaussian_nll_loss))
-        stack.enter_context(_override(nn.modules.transformer, "_detect_is_causal_mask", is_causal_hint))
-        stack.enter_context(_refuse_autograd_functions())
+        for target, name, function in stand_ins():
+            stack.enter_context(_override(target, name, function))
+        stack.enter_context(custom_functions_as(custom))
         stack.enter_context(whole_checkpoints())
         stack.enter_context(fx_traceback.preserve_node_meta())
         try:
             with quiet():
                 program = torch.export.export(module, tuple(example), strict=False)
-        except ExportError:
-            raise
+        except ExportError as error:
+            raise error.at(_raised_at(error)) from error
         except Exception as error:  # torch.export raises whatever the user's code raises
+            if unproven:
+                raise UnprovenFunction(unproven[0].__qualname__) from error
             raise _untraceable(module, error) from error
     inline_grad_regions(program)
     _check_values(module, program)
@@ -178,25 +206,6 @@ def _override(target: Any, name: str, value: Any) -> Iterator[None]:
             delattr(target, name)
 
 
-@contextlib.contextmanager
-def _refuse_autograd_functions() -> Iterator[None]:
-    """While tracing, a custom autograd.Function is an error: only its forward would be seen, its own backward would be lost."""
-    apply = torch.autograd.Function.__dict__["apply"]
-
-    def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if cls.__module__.startswith("torch."):
-            return apply.__get__(None, cls)(*args, **kwargs)
-        raise ExportError(
-            f"autograd.Function {cls.__qualname__}", "its custom backward is invisible to the exporter", "write it in torch operations"
-        )
-
-    torch.autograd.Function.apply = classmethod(refuse)
-    try:
-        yield
-    finally:
-        torch.autograd.Function.apply = apply
-
-
 def _refuse_hooks(module: nn.Module) -> None:
     for name, sub in module.named_modules():
         if sub._backward_hooks or sub._backward_pre_hooks:
@@ -219,9 +228,8 @@ def _check_values(module: nn.Module, program: torch.export.ExportedProgram) -> N
             if not isinstance(tensor, torch.Tensor):
                 continue
             if not all(isinstance(d, int) for d in tensor.shape):
-                raise ExportError(
-                    f"{node.target}{line}", f"its output shape {tuple(tensor.shape)} depends on data", "use masks of a fixed shape"
-                )
+                way_out = "give output_size" if "repeat_interleave" in str(node.target) else "use masks of a fixed shape"
+                raise ExportError(f"{node.target}{line}", f"its output shape {tuple(tensor.shape)} depends on data", way_out)
             if tensor.dtype.is_complex:
                 raise ExportError(f"{node.target}{line}", "complex tensors have no gradient here", "use pairs of real tensors")
     written = sorted(program.graph_signature.parameters_to_mutate.values())
@@ -231,18 +239,24 @@ def _check_values(module: nn.Module, program: torch.export.ExportedProgram) -> N
         )
 
 
+def _raised_at(error: BaseException) -> str:
+    """`` at FILE:LINE (code)`` of the innermost frame of the user's code that an exception passed, or an empty string."""
+    here = str(Path(__file__).resolve().parent)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((_TORCH, "<"))]
+    frames = [f for f in frames if not str(Path(f.filename).resolve()).startswith(here)]
+    own = [f for f in frames if "site-packages" not in f.filename] or frames
+    if own and own[-1].filename.endswith(".py"):
+        return f" at {Path(own[-1].filename).name}:{own[-1].lineno} ({own[-1].line})"
+    return ""
+
+
 def _untraceable(module: nn.Module, error: Exception) -> ExportError:
     cause: BaseException | None = error
     while cause is not None:  # the user's refusal may have been wrapped on its way out
         if isinstance(cause, ExportError):
-            return cause
+            return cause.at(_raised_at(cause))
         cause = cause.__cause__ or cause.__context__
-    here = str(Path(__file__).parent)
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((_TORCH, here, "<"))]
-    own = [f for f in frames if "site-packages" not in f.filename] or frames
-    at = ""
-    if own and own[-1].filename.endswith(".py") and own[-1].name not in ("export_torch", "trace_module"):
-        at = f" at {Path(own[-1].filename).name}:{own[-1].lineno} ({own[-1].line})"
+    at = _raised_at(error)
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     kind = type(error).__name__
     data_dependent = "DataDependent" in kind or "data-dependent" in str(error) or "Unsupported" in kind
