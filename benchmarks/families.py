@@ -283,7 +283,13 @@ FAMILIES = {
     "segformer": Family(
         "SegformerForSemanticSegmentation",
         "SegformerConfig",
-        {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 8, 16, 16], "num_attention_heads": [1, 1, 2, 2], "decoder_hidden_size": 16, "num_labels": 4},
+        {
+            "depths": [1, 1, 1, 1],
+            "hidden_sizes": [8, 8, 16, 16],
+            "num_attention_heads": [1, 1, 2, 2],
+            "decoder_hidden_size": 16,
+            "drop_path_rate": 0.0,
+        },
         (PIXELS,),
     ),
     "siglip": Family(
@@ -305,13 +311,13 @@ FAMILIES = {
     "swin": Family(
         "SwinForImageClassification",
         "SwinConfig",
-        {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [1, 2], "num_heads": [1, 2], "window_size": 4},
+        {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [1, 2], "num_heads": [1, 2], "window_size": 4, "drop_path_rate": 0.0},
         (PIXELS,),
     ),
     "swinv2": Family(
         "Swinv2ForImageClassification",
         "Swinv2Config",
-        {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [1, 2], "num_heads": [1, 2], "window_size": 4},
+        {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [1, 2], "num_heads": [1, 2], "window_size": 4, "drop_path_rate": 0.0},
         (PIXELS,),
     ),
     "switch_transformers": Family(

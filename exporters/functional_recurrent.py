@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -11,9 +13,10 @@ from torch.nn.modules.rnn import _VF
 
 from .errors import ExportError
 
-__all__ = ["RECURRENT"]
+__all__ = ["RECURRENT", "visible_dropouts"]
 
 Layer = Callable[..., Any]
+_KINDS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 def packed(*arguments: Any) -> None:
@@ -21,8 +24,8 @@ def packed(*arguments: Any) -> None:
     raise ExportError("packed sequence", "its shapes depend on the lengths", "give padded sequences, and mask the loss by the lengths")
 
 
-def _stacked(kind: str) -> Layer:
-    """``_VF.<kind>``: dropout between the layers, and the projections of an LSTM, become visible operations."""
+def _stacked(kind: str, projections: bool) -> Layer:
+    """``_VF.<kind>``: dropout between the layers and, with ``projections``, those of an LSTM become visible operations."""
     original: Layer = getattr(_VF, kind)
 
     def layers(
@@ -39,7 +42,7 @@ def _stacked(kind: str) -> Layer:
         if batch_first is None:
             packed(input)
         held = (states,) if isinstance(states, torch.Tensor) else tuple(states)
-        projected = len(held) == 2 and held[0].shape[-1] != held[1].shape[-1]
+        projected = projections and len(held) == 2 and held[0].shape[-1] != held[1].shape[-1]
         if not projected and not (dropout and train and num_layers > 1):
             found: tuple[torch.Tensor, ...] = original(input, states, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first)
             return found
@@ -91,7 +94,13 @@ def _projected(
 
 
 #: (module, name of a function of it, what takes its place)
-RECURRENT = (
-    *((_VF, kind, _stacked(kind)) for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")),
-    (_VF, "_pack_padded_sequence", packed),
-)
+RECURRENT = (*((_VF, kind, _stacked(kind, True)) for kind in _KINDS), (_VF, "_pack_padded_sequence", packed))
+
+
+@contextlib.contextmanager
+def visible_dropouts() -> Iterator[None]:
+    """Within the block recurrent layers call ``F.dropout`` between them, and are torch's own otherwise."""
+    with contextlib.ExitStack() as stack:
+        for kind in _KINDS:
+            stack.enter_context(patch.object(_VF, kind, _stacked(kind, False)))
+        yield

@@ -83,7 +83,8 @@ def _multi_head_attention(node: ir.Node) -> Sequence[Look]:
 
 def _product(node: ir.Node) -> Sequence[Look]:
     (left, dtype), (right, _) = _of(node, 0), _of(node, 1)
-    if min(len(left), len(right)) < 2 or node.attributes.get_int("transBatchA", 0) or node.attributes.get_int("transBatchB", 0):
+    batches_transposed = [node.attributes.get_int(name, 0) for name in ("transBatchA", "transBatchB")]
+    if min(len(left), len(right)) < 2 or any(batches_transposed):
         raise ValueError
     rows = left[-1] if node.attributes.get_int("transA", 0) else left[-2]
     columns = right[-2] if node.attributes.get_int("transB", 0) else right[-1]

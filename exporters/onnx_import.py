@@ -153,7 +153,8 @@ def _convert(model: ir.Model, path: str | Path) -> ir.Model:
     try:
         for name, tensor in held.items():
             assert tensor is not None
-            weights[name].const_value = ir.ExternalTensor("elsewhere", 0, tensor.nbytes, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=name)
+            shape = ir.Shape(tensor.shape.numpy())
+            weights[name].const_value = ir.ExternalTensor("elsewhere", 0, tensor.nbytes, tensor.dtype, shape=shape, name=name)
         proto = onnx.version_converter.convert_version(ir.serde.serialize_model(model), OPSET)
     except Exception as error:  # the converter raises RuntimeError, ConvertError and protobuf errors
         first = str(error).strip().splitlines()[0]

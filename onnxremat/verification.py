@@ -334,6 +334,7 @@ def _given_masks(masks: list[Array]) -> Iterator[None]:
     from torch.overrides import TorchFunctionMode
 
     from .exporters.checkpoints import whole_checkpoints
+    from .exporters.functional_recurrent import visible_dropouts
 
     pending = [torch.from_numpy(np.array(m)) for m in masks]
 
@@ -397,7 +398,7 @@ def _given_masks(masks: list[Array]) -> Iterator[None]:
 
     scaled_dot_product_attention = F.scaled_dot_product_attention
     # A region that is recomputed in the backward pass would call its dropouts a second time.
-    with whole_checkpoints(), Masks():
+    with whole_checkpoints(), visible_dropouts(), Masks():
         yield
     if pending:
         raise _Random(f"the graph has {len(pending)} dropouts more than torch calls")

@@ -29,8 +29,19 @@ TEXT = """<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]> encoder (i
   y = MatMul(quick, head)
 }"""
 WEIGHTS = {
-    **{"words": (20, 8), "places": (6, 8), "kinds": (2, 8), "scale": (8,), "shift": (8,), "qkv": (8, 24), "qkv_bias": (24,)},
-    **{"out_bias": (8,), "up": (16, 8), "up_bias": (16,), "down": (16, 8), "down_bias": (8,), "head": (8, 12)},
+    "words": (20, 8),
+    "places": (6, 8),
+    "kinds": (2, 8),
+    "scale": (8,),
+    "shift": (8,),
+    "qkv": (8, 24),
+    "qkv_bias": (24,),
+    "out_bias": (8,),
+    "up": (16, 8),
+    "up_bias": (16,),
+    "down": (16, 8),
+    "down_bias": (8,),
+    "head": (8, 12),
 }
 
 

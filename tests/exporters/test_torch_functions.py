@@ -274,6 +274,28 @@ def test_attention_equals_torch() -> None:
     assert result.worst[0] <= TOLERANCE
 
 
+class Experts(nn.Module):
+    """Rows sorted by expert, of which one gets none, as ``transformers`` multiplies them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 6, 5, generator=DRAWN))
+        self.first = nn.Linear(24, 24)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        import transformers.integrations.moe  # noqa: F401  # registers the operator
+
+        counts = torch.histc(torch.tensor([0.0] * 7 + [1.0] * 4 + [3.0] * 5), bins=4, min=0, max=3)
+        ends = counts.cumsum(0, dtype=torch.int32)
+        return torch.ops.transformers.grouped_mm_fallback(self.first(x).reshape(16, 6), self.weight, ends)
+
+
+def test_products_of_groups_equal_torch() -> None:
+    module = Experts()
+    result = compare_training(module, ["x=4x24"], (), "mse", steps=1)
+    assert result.worst[0] <= TOLERANCE and "weight" in result.errors
+
+
 REFUSALS: dict[str, tuple[Callable[[torch.Tensor], object], str]] = {
     "mode": (lambda h: h.mode(1).values, "aten.mode has no ONNX form"),
     "drawn pools": (lambda h: F.fractional_max_pool2d(image(h), 2, output_size=(2, 3)), "fractional_max_pool2d has no ONNX form"),
