@@ -34,6 +34,7 @@ def compile(
     seed: int = 0,
     threads: int = 0,
     costs: str = "measured",
+    target: str = "ort-training",
     conv_layout: str = "auto",
     freeze: Sequence[str] = (),
     train_mode: bool = False,
@@ -60,6 +61,7 @@ def compile(
         costs: ``"measured"`` on this machine, or ``"analytic"``.
         conv_layout: ``"nchwc"`` for convolutions in the blocked layout (faster, x86-64 only), ``"nchw"`` for a file that loads on every
             processor, ``"auto"`` for what suits this machine.
+        target: ``"ort-training"`` for onnxruntime-training, ``"onnxruntime"`` for any ONNX Runtime: standard operators only.
         freeze: patterns of parameters that are not trained, such as ``"backbone.*"``.
         train_mode: of a ``.onnx`` file: turn inference BatchNormalization and Dropout into their training forms.
         verify: compare the numbers with the unscheduled step's and torch's, and the measured peak with the budget.
@@ -86,6 +88,7 @@ def compile(
         threads=threads,
         costs=costs,
         conv_layout=conv_layout,
+        target=target,
         freeze=tuple(freeze),
         train_mode=train_mode,
         verify=verify,

@@ -4,7 +4,7 @@ training_model.onnx      the scheduled training step
 unscheduled_model.onnx   the same step before scheduling: the reference of ``verify``
 eval_model.onnx          batch and parameters -> loss and the model's outputs
 optimizer_model.onnx     where ONNX Runtime has a kernel for the optimizer
-checkpoint               parameters and state at the start
+checkpoint               parameters and state at the start; for stock ONNX Runtime checkpoint.safetensors
 problem.json, plan.json  what was scheduled, and how
 manifest.json            roles, hashes, versions, the session options it needs, the figures of its verification
 report.html              all of that for people
@@ -28,7 +28,9 @@ import onnx_ir as ir
 from .errors import ArtifactError
 from .exporters import InputSpec
 from .optimizers import Optimizer
+from .safetensors import load_tensors, save_tensors
 from .scheduler import Plan, Problem
+from .targets import Target, target_named
 
 Array = npt.NDArray[Any]
 
@@ -36,6 +38,8 @@ FORMAT = "onnxremat-artifact"
 VERSION = 1
 TRAINING, UNSCHEDULED, EVAL, OPTIMIZER = "training_model.onnx", "unscheduled_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
 CHECKPOINT, PROBLEM, PLAN, MANIFEST, REPORT = "checkpoint", "problem.json", "plan.json", "manifest.json", "report.html"
+#: A checkpoint that no runtime is needed to read.
+PORTABLE_CHECKPOINT = "checkpoint.safetensors"
 #: Models with more constant bytes than this keep them in a file beside: protobuf ends at 2 GiB.
 _EXTERNAL_BYTES = 1_000_000_000
 
@@ -108,12 +112,14 @@ class Artifact:
     def file(self, name: str) -> Path:
         return self.path / name
 
+    @property
+    def target(self) -> Target:
+        """The runtime that it was compiled for."""
+        return target_named(self.manifest["target"])
+
     def parameters(self) -> dict[str, Array]:
         """The values in the checkpoint: trainable and frozen parameters and state, by name."""
-        from .runtime.ort import bindings
-
-        state = bindings().load_checkpoint(str(self.path / CHECKPOINT))
-        return {name: np.array(state.get_parameter(name).data.numpy()) for name in state.parameter_names()}
+        return load_checkpoint(self.path)
 
 
 def _digest(path: Path) -> str:
@@ -133,14 +139,32 @@ def save_model(model: ir.Model, path: Path) -> None:
         ir.save(model, path)
 
 
-def save_checkpoint(path: Path, trainable: Mapping[str, Array], frozen: Mapping[str, Array]) -> None:
-    """Write a checkpoint that ``onnxruntime.training.api.CheckpointState`` loads."""
+def checkpoint_name(target: Target) -> str:
+    """Name of the checkpoint file of a target's artifacts."""
+    return CHECKPOINT if target.training_package else PORTABLE_CHECKPOINT
+
+
+def save_checkpoint(folder: Path, target: Target, trainable: Mapping[str, Array], frozen: Mapping[str, Array]) -> None:
+    """Write the checkpoint of a target: one that ``onnxruntime.training.api.CheckpointState`` loads, or a safetensors file."""
+    if not target.training_package:
+        save_tensors({**trainable, **frozen}, folder / PORTABLE_CHECKPOINT)
+        return
     from .runtime.ort import bindings
 
     def serialize(arrays: Mapping[str, Array]) -> list[bytes]:
         return [onnx.numpy_helper.from_array(np.ascontiguousarray(a), name).SerializeToString() for name, a in arrays.items()]
 
-    bindings().save_checkpoint(serialize(trainable), serialize(frozen), str(path), False)
+    bindings().save_checkpoint(serialize(trainable), serialize(frozen), str(folder / CHECKPOINT), False)
+
+
+def load_checkpoint(folder: Path) -> dict[str, Array]:
+    """The tensors of the checkpoint in a folder, of whichever kind it is."""
+    if (folder / PORTABLE_CHECKPOINT).exists():
+        return load_tensors(folder / PORTABLE_CHECKPOINT)
+    from .runtime.ort import bindings
+
+    state = bindings().load_checkpoint(str(folder / CHECKPOINT))
+    return {name: np.array(state.get_parameter(name).data.numpy()) for name in state.parameter_names()}
 
 
 def file_digests(folder: Path) -> dict[str, str]:

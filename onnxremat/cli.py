@@ -119,6 +119,18 @@ def build_parser() -> argparse.ArgumentParser:
         default="auto",
         help="nchwc: convolutions in the blocked layout, faster, runs on x86-64 only; nchw: runs everywhere; auto: what suits this machine",
     )
+    compile_.add_argument(
+        "--target",
+        choices=("ort-training", "onnxruntime"),
+        default="ort-training",
+        help="ort-training: onnxruntime-training 1.19.2; onnxruntime: any ONNX Runtime, standard operators only (default ort-training)",
+    )
+    compile_.add_argument(
+        "--update",
+        choices=("separate", "fused"),
+        default="separate",
+        help="fused: each parameter is updated as soon as its gradient is complete, which is not kept (default separate)",
+    )
     compile_.add_argument("--no-verify", action="store_true", help="do not compare the numbers when done")
     compile_.set_defaults(run=_compile)
 
@@ -263,6 +275,7 @@ def _compile(options: argparse.Namespace) -> int:
             weight_decay=options.weight_decay,
             no_decay=tuple(options.no_decay),
             clip_grad_norm=options.clip_grad_norm,
+            update=options.update,
         ),
         budget=options.budget,
         activation_budget=options.activation_budget,
@@ -273,6 +286,7 @@ def _compile(options: argparse.Namespace) -> int:
         threads=options.threads,
         costs=options.costs,
         conv_layout=options.conv_layout,
+        target=options.target,
         freeze=options.freeze,
         train_mode=options.train_mode,
         verify=not options.no_verify,

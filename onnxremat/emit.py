@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +11,11 @@ import onnx_ir as ir
 from .errors import OnnxRematError
 from .graph import GraphBuilder, nbytes
 from .ops import traits
+from .portable.tokens import order_by_tokens
 from .scheduler import Plan, Problem
+from .targets import ORT_TRAINING, Target
 from .training_graph import FORWARD, PHASE
+from .writes import note_writes, overwritten
 
 CLONE_OF = "onnxremat.recompute_of"
 SEPARATOR = "@"
@@ -36,7 +39,7 @@ class Emitted:
     clones: tuple[str, ...]
 
 
-def emit(model: ir.Model, problem: Problem, plan: Plan, pen_bytes: int = 0) -> Emitted:
+def emit(model: ir.Model, problem: Problem, plan: Plan, pen_bytes: int = 0, target: Target = ORT_TRAINING) -> Emitted:
     """Lay out a training graph by a plan.
 
     Args:
@@ -44,6 +47,7 @@ def emit(model: ir.Model, problem: Problem, plan: Plan, pen_bytes: int = 0) -> E
         problem: its scheduling problem (op i is node i).
         plan: the sequence of runs.
         pen_bytes: size of the pen for small buffers (``onnxremat.runtime.arena.place``); 0 for none.
+        target: whether data edges are to force the order.
 
     Returns:
         The scheduled graph. A clone of ``node`` is called ``node@k`` for its k-th recompute, and so are its outputs.
@@ -53,6 +57,11 @@ def emit(model: ir.Model, problem: Problem, plan: Plan, pen_bytes: int = 0) -> E
     """
     if plan.swapped_tensors:
         raise OnnxRematError("the plan swaps tensors, which this target has no operators for: plan with recomputes only")
+    return lay_out(model, plan.sequence, pen_bytes, target)
+
+
+def lay_out(model: ir.Model, sequence: Iterable[int], pen_bytes: int = 0, target: Target = ORT_TRAINING) -> Emitted:
+    """A copy of a training graph with its nodes run in the order of ``sequence`` (node i is number i); see :func:`emit`."""
     source = model.graph
     nodes = list(source)
     latest: dict[int, ir.Value] = {}
@@ -60,16 +69,13 @@ def emit(model: ir.Model, problem: Problem, plan: Plan, pen_bytes: int = 0) -> E
     constants = [_copy_value(v, latest) for v in source.initializers.values() if not v.is_graph_input()]
     runs: dict[int, int] = {}
     laid: list[ir.Node] = []
-    clones: list[str] = []
     originals: dict[int, ir.Value] = {}
-    for op in plan.sequence:
+    for op in sequence:
         node = nodes[op]
         count = runs[op] = runs.get(op, -1) + 1
         made = _run(node, latest, count)
         if count == 0:
             originals |= {id(old): new for old, new in zip(node.outputs, made.outputs, strict=True)}
-        else:
-            clones.append(str(made.name))
         laid.append(made)
     graph = ir.Graph(
         inputs,
@@ -79,12 +85,16 @@ def emit(model: ir.Model, problem: Problem, plan: Plan, pen_bytes: int = 0) -> E
         opset_imports=dict(source.opset_imports),
         name=source.name or "training",
     )
-    _free_unread(graph)
-    _protect_overwritten(graph)
+    _free_unread(graph, target)
+    _protect_overwritten(graph, target)
+    if target.tokens:
+        order_by_tokens(graph, _HELPER)
     if pen_bytes:
-        _fence_pen(graph, pen_bytes)
+        _fence_pen(graph, pen_bytes, target.tokens)
     scheduled = ir.Model(graph, ir_version=model.ir_version, producer_name="onnxremat")
-    return Emitted(scheduled, tuple(str(n.name) for n in laid), tuple(clones))
+    note_writes(scheduled)
+    run = [n for n in graph if not is_helper(n)]
+    return Emitted(scheduled, tuple(str(n.name) for n in run), tuple(str(n.name) for n in run if CLONE_OF in n.metadata_props))
 
 
 def _copy_value(value: ir.Value, latest: dict[int, ir.Value]) -> ir.Value:
@@ -115,19 +125,17 @@ def _run(node: ir.Node, latest: dict[int, ir.Value], count: int) -> ir.Node:
     return made
 
 
-def _protect_overwritten(graph: ir.Graph) -> None:
+def _protect_overwritten(graph: ir.Graph, target: Target) -> None:
     """Make every node that overwrites a graph input depend, by data edges, on all other readers of the old value.
 
     File order alone would do under the session options of the manifest, but a default session may run the write first, silently.  The
     edge: the new value passes through ``Reshape(value, Min(Size(reader's output), 0...))``, whose target shape of zeros means "as it is"; Reshape
-    aliases, so the edge costs no memory.
+    aliases, so the edge costs no memory.  Where tokens order all nodes anyway, only the plan is checked.
     """
     nodes = list(graph)
     position = {id(n): i for i, n in enumerate(nodes)}
     ancestors = _ancestors(nodes, position)
-    for write in [n for n in nodes if n.op_type == "InPlaceAccumulatorV2"]:
-        buffer = write.inputs[0]
-        assert buffer is not None
+    for write, buffer in overwritten(graph).items():
         readers = {id(n): n for v in _aliases(buffer) for n in (use.node for use in v.uses()) if n is not write}
         loose = [
             n
@@ -139,7 +147,7 @@ def _protect_overwritten(graph: ir.Graph) -> None:
             raise OnnxRematError(
                 f"node '{late[0].name}' reads '{buffer.name}' after '{write.name}' has overwritten it; the plan is not valid"
             )
-        if loose:
+        if loose and not target.tokens:
             _depend(graph, write, _last_of_each_chain(loose, ancestors, position))
 
 
@@ -194,11 +202,11 @@ def _depend(graph: ir.Graph, write: ir.Node, readers: Sequence[ir.Node]) -> None
     write.replace_input_with(1, held.value)
 
 
-def _free_unread(graph: ir.Graph) -> None:
+def _free_unread(graph: ir.Graph, target: Target) -> None:
     """Keep outputs that nobody reads from living to the end of the step.
 
     ONNX Runtime releases a buffer after its last reader, so one without readers stays.  An optional output is left out; a large one gets a
-    reader.
+    reader; where tokens order all nodes, those are readers enough.
     """
     outputs = {id(v) for v in graph.outputs}
     for node in list(graph):
@@ -208,7 +216,7 @@ def _free_unread(graph: ir.Graph) -> None:
                 continue
             if index in optional:
                 value.name = ""
-            elif nbytes(value) > SMALL_BYTES:
+            elif nbytes(value) > SMALL_BYTES and not target.tokens:
                 size = ir.node(
                     "Size", [value], name=f"free:{value.name}", metadata_props={_HELPER: "free", PHASE: node.metadata_props[PHASE]}
                 )
@@ -217,12 +225,15 @@ def _free_unread(graph: ir.Graph) -> None:
                 graph.insert_after(node, size)
 
 
-def _fence_pen(graph: ir.Graph, pen_bytes: int) -> None:
+def _fence_pen(graph: ir.Graph, pen_bytes: int, tokens: bool) -> None:
     """Make a block of memory first, put a small tensor that lives to the end behind it, and free the block: a pen for small buffers."""
     first = next(iter(graph))
     op = GraphBuilder(graph, prefix="pen_", before=first)
     op.metadata = {_HELPER: "pen", PHASE: FORWARD}
-    block = op("ConstantOfShape", np.asarray([pen_bytes // 4], np.int64), value=ir.tensor(np.zeros(1, np.float32)))
+    size = op.const(np.asarray([pen_bytes // 4], np.int64))
+    if tokens:  # a block of constant size would be a constant itself in a default session, and kept during the whole step
+        size = op.node("Reshape", size, op("Min", op("Size", graph.inputs[0]), np.zeros(1, np.int64)), like=[size])[0]
+    block = op.node("ConstantOfShape", size, value=ir.tensor(np.zeros(1, np.float32)), like=[((pen_bytes // 4,), ir.DataType.FLOAT)])[0]
     fence = op("Size", block)
     op.before = None
     op("Neg", fence)

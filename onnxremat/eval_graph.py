@@ -10,6 +10,7 @@ from .exporters import ForwardGraph
 from .normalize import normalize, remove_dead
 from .ops import MS
 from .optimizers import IR_VERSION
+from .targets import ORT_TRAINING, Target, lower
 from .training_graph import TrainingGraph, hold_as_float, weights_become_inputs
 
 
@@ -60,7 +61,7 @@ def _state_behind(value: ir.Value | None, state: Mapping[str, str]) -> ir.Value 
     return value
 
 
-def eval_model(evaluation: ForwardGraph, training: TrainingGraph) -> ir.Model:
+def eval_model(evaluation: ForwardGraph, training: TrainingGraph, target: Target = ORT_TRAINING) -> ir.Model:
     """The evaluation graph as a model whose weights are inputs, in the same relative order as in the training model.
 
     Outputs are the loss, then the model's outputs.
@@ -80,6 +81,7 @@ def eval_model(evaluation: ForwardGraph, training: TrainingGraph) -> ir.Model:
         if name in inputs and inputs[name].dtype != ir.DataType.FLOAT:
             hold_as_float(graph, inputs[name])
     remove_dead(graph, list(graph.outputs))
+    lower(graph, target)
     batch = [spec.name for spec in (*evaluation.inputs, *evaluation.labels)]
     graph.inputs[:] = [inputs[n] for n in batch] + [inputs.get(n) or ir.Value(name=n, shape=v.shape, type=v.type) for n, v in held.items()]
     return evaluation.model

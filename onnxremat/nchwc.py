@@ -29,10 +29,22 @@ _POSITIONS = 256
 _FEW_CHANNELS, _WINDOW = 4, 64
 
 
-def resolve_layout(name: str) -> str:
-    """"nchwc" or "nchw"; "auto" is what suits this machine's processor. Raises UsageError for any other name."""
+def resolve_layout(name: str, blocked_kernels: bool = True) -> str:
+    """"nchwc" or "nchw"; "auto" is what suits this machine's processor.
+
+    Args:
+        name: what was asked for.
+        blocked_kernels: whether the target has the blocked kernels at all.
+
+    Raises:
+        UsageError: another name, or a layout that the target has no kernels for.
+    """
     if name not in ("auto", "nchwc", "nchw"):
         raise UsageError(f"the convolution layout '{name}' is unknown: use auto, nchwc or nchw")
+    if not blocked_kernels:
+        if name == "nchwc":
+            raise UsageError("the blocked convolutions (--conv-layout nchwc) are no standard operators: leave it out, or use --target ort-training")
+        return "nchw"
     if name != "auto":
         return name
     return "nchwc" if platform.machine() in ("x86_64", "AMD64") else "nchw"

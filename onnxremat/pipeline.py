@@ -17,7 +17,7 @@ from . import artifact as files
 from .artifact import Artifact, file_digests, save_checkpoint, save_model
 from .costs import analytic_costs, measured_costs
 from .costs.workspace import heap_bytes
-from .emit import Emitted, emit, is_helper
+from .emit import Emitted, emit, is_helper, lay_out
 from .errors import ArtifactError, VerificationFailed
 from .eval_batch import open_batch
 from .eval_graph import eval_model, evaluation_form
@@ -29,11 +29,14 @@ from .nchwc import NCHWC, resolve_layout
 from .optimizers import Optimizer, optimizer_models
 from .problem import Costs, scheduling_problem
 from .progress import Interruption, planning_messages
-from .runtime.session import SESSION_OPTIONS, Options, execution_order
+from .runtime.ort import STOCK_PACKAGES, TRAINING_PACKAGES, require_training_package
+from .runtime.session import LEVELS, SESSION_OPTIONS, Options, execution_order
 from .schedule import OPTIMIZER_BYTES, Scheduled, Search, needed_budget, schedule, schedule_smallest, schedule_unscheduled
 from .scheduler import Problem
+from .targets import ORT_TRAINING, Target, target_named
 from .training_graph import TrainingGraph, build_training_graph
 from .units import Budget, format_bytes
+from .writes import writes_of
 
 Progress = Callable[[str], None]
 
@@ -63,6 +66,7 @@ class Request:
         costs: "measured" on this machine or "analytic".
         conv_layout: "nchwc" for the blocked convolutions of x86-64, "nchw" for a file that loads on every processor, "auto" for what suits this
             machine.
+        target: name of the target (``onnxremat.targets``).
         freeze: patterns of parameters that are not trained, such as ``backbone.*``.
         train_mode: of a .onnx file: turn inference BatchNormalization and Dropout into their training forms.
         verify: check the numbers when done.
@@ -81,6 +85,7 @@ class Request:
     threads: int = 0
     costs: str = "measured"
     conv_layout: str = "auto"
+    target: str = ORT_TRAINING.name
     freeze: tuple[str, ...] = ()
     train_mode: bool = False
     verify: bool = True
@@ -154,12 +159,17 @@ def compile_graphs(
     module: Any = None,
 ) -> Artifact:
     """Compile a forward graph and its evaluation form (both consumed); ``module`` is compared with where it is given."""
+    target = target_named(request.target)
+    if target.training_package:
+        require_training_package()
     forward_outputs = list(evaluation.outputs)
     forward.freeze(request.freeze)
     progress("deriving the backward graph")
-    training = build_training_graph(forward, request.optimizer, resolve_layout(request.conv_layout))
+    optimizer = replace(request.optimizer, kernels=target.training_package)
+    training = build_training_graph(forward, optimizer, resolve_layout(request.conv_layout, NCHWC in target.domains), target)
     with whole_folder(output) as staging:
-        save_model(training.model, staging / files.UNSCHEDULED)
+        reference = lay_out(training.model, range(len(training.graph)), target=target).model if target.tokens else training.model
+        save_model(reference, staging / files.UNSCHEDULED)
         costs = node_costs(training, staging / files.UNSCHEDULED, request, progress)
         problem = training_problem(training, costs, request.source)
         unscheduled = schedule_unscheduled(problem)
@@ -176,24 +186,25 @@ def compile_graphs(
                 found = schedule(problem, budget, search, tell, interruption)
         scheduled = replace(found, peak_unscheduled_bytes=unscheduled.peak_bytes)
         solve_seconds = time.perf_counter() - begin
-        emitted = emit(training.model, problem, scheduled.plan, scheduled.placement.pen_bytes)
+        emitted = emit(training.model, problem, scheduled.plan, scheduled.placement.pen_bytes, target)
         save_model(emitted.model, staging / files.TRAINING)
-        check_order(staging / files.TRAINING, emitted)
+        check_order(staging / files.TRAINING, emitted, target)
         loss_options = forward.source.get("loss_options", {})
         evaluated = open_batch(
-            eval_model(evaluation, training),
+            eval_model(evaluation, training, target),
             (*training.inputs, *training.labels),
             training.weights | _zeros(training),
             training.loss,
             summed=loss_options.get("reduction") == "sum",
         )
         save_model(evaluated.model, staging / files.EVAL)
-        if not request.optimizer.in_graph:
+        if not optimizer.in_graph:
             for name, model in optimizer_models(training.optimizer, training.trainable).items():
                 onnx.save(model, str(staging / name))
-        trained = set() if request.optimizer.in_graph else set(training.trainable)
+        trained = set() if optimizer.in_graph else set(training.trainable)
         save_checkpoint(
-            staging / files.CHECKPOINT,
+            staging,
+            target,
             {name: training.weights[name] for name in training.trainable if name in trained},
             {name: array for name, array in training.weights.items() if name not in trained} | _zeros(training),
         )
@@ -237,10 +248,18 @@ def training_problem(training: TrainingGraph, costs: Costs, name: str) -> Proble
     return scheduling_problem(training.graph, costs, resident, name, optimizer_peak)
 
 
-def check_order(path: Path, emitted: Emitted) -> None:
-    """Ask the runtime for the order it will run the file in; raises ArtifactError where it is not the plan's or a clone is gone."""
+def check_order(path: Path, emitted: Emitted, target: Target = ORT_TRAINING) -> None:
+    """Ask the runtime for the order it will run the file in; raises ArtifactError where it is not the plan's or a clone is gone.
+
+    A file that is ordered by tokens is asked about at every optimization level, in the order that is the runtime's default.
+    """
+    for options in [Options(), *(Options(level=level, file_order=False) for level in LEVELS if target.tokens)]:
+        _check_order(path, emitted, options)
+
+
+def _check_order(path: Path, emitted: Emitted, options: Options) -> None:
     planned = [str(n.name) for n in emitted.model.graph]
-    real = execution_order(path, Options())
+    real = execution_order(path, options)
     missing = set(emitted.clones) - set(real)
     if missing:
         raise ArtifactError(
@@ -266,12 +285,13 @@ def _manifest(
     return {
         "format": files.FORMAT,
         "version": files.VERSION,
-        "target": "ort-training",
+        "target": request.target,
         "source": copy.deepcopy(training.source),
         "inputs": [str(s) for s in training.inputs],
         "labels": [str(s) for s in training.labels],
         "optimizer": asdict(training.optimizer),
-        "update": "in the training graph" if training.optimizer.in_graph else "separate",
+        "update": "fused" if training.optimizer.fused else "in the training graph" if training.optimizer.in_graph else "separate",
+        "writes": writes_of(emitted.model.metadata_props),
         "roles": {
             "loss": training.loss,
             "outputs": list(outputs),
@@ -312,7 +332,7 @@ def _manifest(
         "conv_layout": "nchwc" if NCHWC in training.graph.opset_imports else "nchw",
         "versions": {
             name: _version(name)
-            for name in ("onnxremat", "onnx", "onnx-ir", "onnxruntime-training-cpu", "onnxruntime-training", "torch")
+            for name in ("onnxremat", "onnx", "onnx-ir", *TRAINING_PACKAGES, *STOCK_PACKAGES, "torch")
             if _version(name)
         },
         "verification": None,

@@ -11,9 +11,7 @@ from .graph import nbytes
 from .ops import Traits, traits
 from .scheduler import Op, Problem, Tensor
 from .training_graph import FORWARD, PHASE
-
-#: The operator that writes its second input over (or adds it to) its first.
-_WRITES_INPUT_0 = "InPlaceAccumulatorV2"
+from .writes import WRITES, overwritten
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,7 @@ def scheduling_problem(
         index[id(value)] = len(tensors)
         tensors.append(Tensor(str(value.name), nbytes(value), producer=-1))
     ops: list[Op] = []
+    writes = overwritten(graph)
     for node in graph:
         row = traits(node.op_type, node.domain)
         made = []
@@ -65,18 +64,20 @@ def scheduling_problem(
             made.append(len(tensors))
             base = next((node.inputs[source] for source, target in row.aliases if value is node.outputs[target]), None)
             alias = -1 if base is None else index[id(base)]
+            if WRITES in node.metadata_props and value is node.outputs[0]:
+                alias = index[id(writes[node])]  # bound to the array of the value that it replaces
             tensors.append(Tensor(value.name, nbytes(value), producer=len(ops), alias_of=alias, output=id(value) in outputs))
         ops.append(
             Op(
                 name=str(node.name),
                 seconds=float(costs.seconds.get(str(node.name), 0.0)),
-                inputs=tuple(dict.fromkeys(index[id(v)] for v in node.inputs if v is not None)),
+                inputs=tuple(dict.fromkeys(index[id(v)] for v in (*node.inputs, writes.get(node)) if v is not None)),
                 outputs=tuple(made),
                 workspace_bytes=int(costs.workspace_bytes.get(str(node.name), 0)),
                 phase=node.metadata_props.get(PHASE, FORWARD),
                 pinned=_pinned(node, row, outputs),
                 inplace=_inplace(node, row, index),
-                writes=(index[id(node.inputs[0])],) if node.op_type == _WRITES_INPUT_0 else (),
+                writes=(index[id(writes[node])],) if node in writes else (),
                 op_type=node.op_type,
             )
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,9 @@ from .graph import GraphBuilder, nbytes
 from .nchwc import block_convolutions
 from .normalize import merge_casts, normalize, remove_dead
 from .ops import MS
-from .optimizers import IR_VERSION, LEARNING_RATE, Optimizer, add_updates
+from .optimizers import IR_VERSION, LEARNING_RATE, STEP, Optimizer, Update, add_updates
+from .targets import ORT_TRAINING, Target, lower
+from .writes import OVERWRITER
 
 Array = npt.NDArray[Any]
 
@@ -36,7 +38,8 @@ class TrainingGraph:
     Attributes:
         model: the graph; inputs are the batch inputs, labels, [learning_rate,] trainable and frozen parameters, state, moments, gradient
             buffers and ``lazy_reset_grad``; outputs are the loss and the flags of the accumulated gradients (``onnxruntime.training.api``
-            looks for them). Nodes are in base order: forward, backward, update.
+            looks for them); for a target without a kernel that overwrites, the loss and every value that replaces an input
+            (``writes``). Nodes are in base order: forward, backward, update.
         loss: name of the scalar loss.
         inputs: the batch inputs.
         labels: the labels.
@@ -90,16 +93,19 @@ class TrainingGraph:
         }
 
 
-def build_training_graph(forward: ForwardGraph, optimizer: Optimizer | None = None, conv_layout: str = "nchw") -> TrainingGraph:
+def build_training_graph(
+    forward: ForwardGraph, optimizer: Optimizer | None = None, conv_layout: str = "nchw", target: Target = ORT_TRAINING
+) -> TrainingGraph:
     """Add loss gradients and updates to a forward graph, which is consumed.
 
     Args:
         forward: with a loss and something to train.
         optimizer: how parameters follow gradients; by default AdamW.
         conv_layout: "nchw", or "nchwc" for the blocked convolutions of x86-64 (see ``nchwc``).
+        target: whose operators the graph may have.
 
     Raises:
-        DifferentiationError: there is no loss, nothing to train, or an operator without a rule on the way.
+        DifferentiationError: there is no loss, nothing to train, an operator without a rule on the way, or one that the target lacks.
     """
     optimizer = optimizer or Optimizer()
     graph = forward.model.graph
@@ -130,6 +136,22 @@ def build_training_graph(forward: ForwardGraph, optimizer: Optimizer | None = No
     outs: list[ir.Value] = [loss]
     in_graph = optimizer.in_graph
 
+    wanted = optimizer.resolved({str(v.name): op.wrap(v).shape for v in targets}) if optimizer.fused else optimizer
+    rate = _graph_input(LEARNING_RATE, (1,), ir.DataType.FLOAT)
+    step = _graph_input(STEP, (1,), ir.DataType.INT64)
+    moment_values: dict[str, ir.Value] = {}
+    written: list[ir.Value] = []
+
+    def update(names: Sequence[str], how: Optimizer) -> None:
+        updates = []
+        for name in names:
+            moments = {s: _graph_input(name + s, op.wrap(values[name]).shape, op.wrap(values[name]).dtype) for s in how.moments}
+            moment_values.update({name + suffix: value for suffix, value in moments.items()})
+            updates.append(Update(name, values[name], op.wrap(held_gradients[name]), moments))
+        before, op.on_node = op.on_node, lambda node: node.metadata_props.__setitem__(PHASE, UPDATE)
+        written.extend(node.outputs[0] for node in add_updates(op, how, updates, rate, step))
+        op.on_node = before
+
     def accumulate(parameter: ir.Value, gradient: Any) -> None:
         name = str(parameter.name)
         value = gradient.value
@@ -137,35 +159,24 @@ def build_training_graph(forward: ForwardGraph, optimizer: Optimizer | None = No
             value.name = op.fresh(f"{name}_grad")
         gradients[name] = str(value.name)
         held_gradients[name] = value
+        if optimizer.fused:
+            update([name], wanted)
         if in_graph:
             return
         buffer = _graph_input(name + GRADIENT_BUFFER, gradient.shape, gradient.dtype)
         buffers.append(buffer)
-        (flag,) = op.node(
-            "InPlaceAccumulatorV2", buffer, value, reset, domain=MS, outputs=[name + GRADIENT_OUT], like=[((1,), ir.DataType.BOOL)]
-        )
+        (flag,) = op.node(OVERWRITER, buffer, value, reset, domain=MS, outputs=[name + GRADIENT_OUT], like=[((1,), ir.DataType.BOOL)])
         outs.append(flag.value)
 
     differentiate(op, loss, targets, forward.stop_gradient, accumulate)
     trainable = tuple(name for name in forward.trainable if name in gradients)
-    optimizer = optimizer.resolved({name: op.wrap(values[name]).shape for name in trainable})
+    optimizer = wanted if optimizer.fused else optimizer.resolved({name: op.wrap(values[name]).shape for name in trainable})
     unreached = tuple(name for name in forward.trainable if name not in gradients)
     op.on_node = lambda node: node.metadata_props.__setitem__(PHASE, UPDATE)
-    moments: dict[str, tuple[int, ...]] = {}
-    extra: list[ir.Value] = []
-    written: list[ir.Value] = []
-    if optimizer.in_graph:
-        rate = _graph_input(LEARNING_RATE, (1,), ir.DataType.FLOAT)
-        parameter_values = {name: values[name] for name in trainable}
-        moment_values = {
-            name + suffix: _graph_input(name + suffix, op.wrap(values[name]).shape, op.wrap(values[name]).dtype)
-            for name in trainable
-            for suffix in optimizer.moments
-        }
-        moments = {name: op.wrap(value).shape for name, value in moment_values.items()}
-        gradient_values = {name: held_gradients[name] for name in trainable}
-        written += [node.outputs[0] for node in add_updates(op, optimizer, parameter_values, gradient_values, moment_values, rate)]
-        extra = [rate, *moment_values.values()]
+    if in_graph and not optimizer.fused:
+        update(trainable, optimizer)
+    moments = {name: op.wrap(value).shape for name, value in moment_values.items()}
+    rates = [rate, *([step] if optimizer.counts_steps else [])] if in_graph else []
     written += _write_state(op, {name: (values[name], new) for name, new in state_values.items() if name in values})
 
     batch_names = [spec.name for spec in (*forward.inputs, *forward.labels)]
@@ -175,13 +186,13 @@ def build_training_graph(forward: ForwardGraph, optimizer: Optimizer | None = No
     graph.outputs[:] = outs
     merge_casts(graph)
     remove_dead(graph, [*outs, *written])
+    lower(graph, target)
     if conv_layout == "nchwc":
         block_convolutions(op)
     for node in graph:
         node.name = f"{node.op_type}:{next(v.name for v in node.outputs if v.name)}"
-    rate_first = extra[:1] if optimizer.in_graph else []
     kept = [v for v in held if v.uses()]
-    graph.inputs[:] = [*batch, *rate_first, *kept, *extra[len(rate_first) :], *buffers, reset]
+    graph.inputs[:] = [*batch, *rates, *kept, *moment_values.values(), *buffers, *([reset] if target.in_place else [])]
     kept_names = {v.name for v in kept}
     return TrainingGraph(
         model=forward.model,
@@ -258,7 +269,7 @@ def _write_state(op: GraphBuilder, state: Mapping[str, tuple[ir.Value, ir.Value]
             next_value = next_value.cast(ir.DataType.FLOAT)
             hold_as_float(op.graph, old)
         (flag,) = op.node(
-            "InPlaceAccumulatorV2",
+            OVERWRITER,
             old,
             next_value,
             np.asarray([True]),

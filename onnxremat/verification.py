@@ -14,6 +14,7 @@ import numpy.typing as npt
 from .artifact import TRAINING, UNSCHEDULED, Artifact
 from .errors import OnnxRematError
 from .exporters import ExportError, Loss, build_module
+from .optimizers import STEP
 from .runtime import worker
 from .runtime.session import BoundSession, Options, make_session, with_dropout_seeds, with_extra_outputs
 from .training_graph import GRADIENT_BUFFER, LAZY_RESET
@@ -117,6 +118,7 @@ class _Run:
             model = with_extra_outputs(model, outputs)
         self.session = BoundSession(make_session(model, Options(threads=threads)))
         weights = artifact.parameters()
+        self.in_place = artifact.target.in_place
         self.arrays: dict[str, Array] = {}
         for entry in self.session.session.get_inputs():
             dtype = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(bool)": np.bool_}.get(entry.type)
@@ -125,7 +127,7 @@ class _Run:
         for spec in (*artifact.inputs, *artifact.labels):
             if spec.name in self.arrays:
                 self.arrays[spec.name] = np.zeros(spec.shape, spec.dtype)
-        for name_, value in ((LAZY_RESET, True), ("learning_rate", artifact.optimizer.learning_rate)):
+        for name_, value in ((LAZY_RESET, True), ("learning_rate", artifact.optimizer.learning_rate), (STEP, 0)):
             if name_ in self.arrays:
                 self.arrays[name_][...] = value
         self.session.bind(self.arrays)
@@ -134,6 +136,12 @@ class _Run:
         for name, array in batch.items():
             if name in self.arrays:
                 self.arrays[name][...] = array
+        if STEP in self.arrays:
+            self.arrays[STEP] += 1
+        if not self.in_place:
+            for name in self.arrays:
+                if name.endswith(GRADIENT_BUFFER):
+                    self.arrays[name][...] = 0
         return dict(zip(self.session.outputs, self.session.run(), strict=True))
 
     def descend(self, rate: float = 0.01) -> None:
@@ -269,6 +277,8 @@ def _gradient(artifact: Artifact, run: _Run, before: Mapping[str, Array], name: 
     if buffer is not None:
         return buffer
     optimizer = artifact.optimizer
+    if optimizer.name == "adamw":  # its first moment was zero before
+        return run.arrays[name + optimizer.moments[0]] / (1 - optimizer.beta1)
     step: Array = (before[name].astype(np.float64) - run.arrays[name]) / optimizer.learning_rate
     if optimizer.momentum:
         step = run.arrays[name + ".momentum"].astype(np.float64)

@@ -134,6 +134,10 @@ class GraphBuilder:
     def wrap(self, value: ir.Value) -> Expr:
         return Expr(self, value)
 
+    def forget(self) -> None:
+        """Build equal expressions anew from here on."""
+        self._made.clear()
+
     def fresh(self, hint: str) -> str:
         """A name that nothing in the graph has."""
         name = f"{self.prefix}{hint}"

@@ -31,12 +31,12 @@ def installed_packages() -> dict[str, str]:
 
 @cache
 def onnxruntime() -> ModuleType:
-    """The module ``onnxruntime`` of a training package, imported without torch.
+    """The module ``onnxruntime``, imported without torch.
 
     The training package imports torch for helpers that are not used here; a training process needs none, so that import is withheld.
 
     Raises:
-        RuntimeUnavailable: it is missing, two packages share its folder, or it is not a training build.
+        RuntimeUnavailable: it is missing, or two packages share its folder.
     """
     packages = installed_packages()
     if len(packages) > 1:
@@ -56,17 +56,29 @@ def onnxruntime() -> ModuleType:
     finally:
         if absent and sys.modules.get("torch", ...) is None:
             del sys.modules["torch"]
+    return cast(ModuleType, module)
+
+
+def require_training_package() -> None:
+    """Raise RuntimeUnavailable unless ONNX Runtime is a package with training operators."""
+    onnxruntime()
+    packages = installed_packages()
     if packages and not any(name in packages for name in TRAINING_PACKAGES):
         raise RuntimeUnavailable(
-            f"{' and '.join(packages)} has no training operators: pip uninstall -y {' '.join(packages)}, then {_INSTALL}"
+            f"{' and '.join(packages)} has no training operators: compile with --target onnxruntime, or pip uninstall -y "
+            f"{' '.join(packages)}, then {_INSTALL}"
         )
-    return cast(ModuleType, module)
+
+
+def version() -> str:
+    """Version of the runtime at hand."""
+    return str(onnxruntime().__version__)
 
 
 @cache
 def bindings() -> Any:
     """The compiled bindings, which hold the checkpoint functions of the training API (their Python wrapper needs torch)."""
-    onnxruntime()
+    require_training_package()
     from onnxruntime.capi import _pybind_state
 
     return _pybind_state

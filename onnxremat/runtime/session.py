@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy.typing as npt
 import onnx
 
 from ..errors import ArtifactError, OutOfBudget, RuntimeUnavailable
+from ..writes import writes_of
 from .ort import onnxruntime
 
 Array = npt.NDArray[Any]
@@ -30,6 +31,9 @@ SESSION_OPTIONS: dict[str, Any] = {
     "config": {"session.use_env_allocators": "1", "session.use_device_allocator_for_initializers": "1"},
 }
 
+#: Graph optimization levels, fewest first.
+LEVELS = ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -41,12 +45,16 @@ class Options:
         itself.
         profile: directory for a profile of the run; None for none.
         providers: execution providers, best first.
+        level: graph optimizations that the runtime may make (one of ``LEVELS``).
+        file_order: run the nodes in the order of the file; off, in the runtime's own.
     """
 
     threads: int = 0
     arena: bool = True
     profile: Path | None = None
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    level: str = "ORT_DISABLE_ALL"
+    file_order: bool = True
 
 
 def make_session(model: str | Path | bytes, options: Options = Options(), plan_dump: Path | None = None) -> Any:
@@ -61,8 +69,8 @@ def make_session(model: str | Path | bytes, options: Options = Options(), plan_d
     if missing:
         raise RuntimeUnavailable(f"the runtime has no {missing[0]}; it offers {', '.join(ort.get_available_providers())}")
     settings = ort.SessionOptions()
-    settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    settings.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+    settings.graph_optimization_level = getattr(ort.GraphOptimizationLevel, options.level)
+    settings.execution_order = ort.ExecutionOrder.PRIORITY_BASED if options.file_order else ort.ExecutionOrder.DEFAULT
     settings.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     settings.enable_mem_pattern = False
     settings.enable_mem_reuse = False
@@ -91,11 +99,16 @@ def _one_line(error: Exception) -> str:
 
 
 class BoundSession:
-    """A session whose inputs are arrays that stay where they are: nothing is copied in, in-place writes reach the caller's arrays."""
+    """A session whose inputs are arrays that stay where they are: nothing is copied in, in-place writes reach the caller's arrays.
+
+    An output that replaces an input (``onnxremat.writes``) is bound to that input's array, and is none of ``outputs``.
+    """
 
     def __init__(self, session: Any, outputs: Sequence[str] | None = None) -> None:
         self.session = session
-        self.outputs = list(outputs) if outputs is not None else [o.name for o in session.get_outputs()]
+        self._replaces = writes_of(session.get_modelmeta().custom_metadata_map)
+        named = list(outputs) if outputs is not None else [o.name for o in session.get_outputs()]
+        self.outputs = [name for name in named if name not in self._replaces]
         self.inputs = [i.name for i in session.get_inputs()]
         self._binding = session.io_binding()
         self._held: dict[str, Array] = {}
@@ -109,6 +122,15 @@ class BoundSession:
                 raise ValueError(f"the array for '{name}' is not contiguous")
             self._held[name] = array
             self._binding.bind_cpu_input(name, array)
+        self._bind_replaced()
+
+    def _bind_replaced(self) -> None:
+        for output, name in self._replaces.items():
+            array = self._held.get(name)
+            if array is None:
+                self._binding.bind_output(output)
+            else:
+                self._binding.bind_output(output, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
     def run(self) -> list[Array]:
         """One run; returns the outputs in the order of ``outputs``.
@@ -117,7 +139,7 @@ class BoundSession:
             OutOfBudget: the capped arena refused an allocation.
         """
         self._run()
-        results: list[Array] = self._binding.copy_outputs_to_cpu()
+        results: list[Array] = [np.array(value.numpy()) for value in self._binding.get_outputs()[: len(self.outputs)]]
         self._release_outputs()
         return results
 
@@ -142,6 +164,7 @@ class BoundSession:
         self._binding.clear_binding_outputs()
         for name in self.outputs:
             self._binding.bind_output(name)
+        self._bind_replaced()
 
 
 def _shortage(text: str) -> str:
@@ -177,9 +200,7 @@ def run_profiled(
     import time
 
     with tempfile.TemporaryDirectory() as folder:
-        session = make_session(
-            model, Options(threads=options.threads, arena=options.arena, profile=Path(folder), providers=options.providers)
-        )
+        session = make_session(model, replace(options, profile=Path(folder)))
         bound = BoundSession(session)
         bound.bind(arrays)
         walls = []

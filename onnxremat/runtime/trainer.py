@@ -13,13 +13,14 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
 
-from ..artifact import CHECKPOINT, EVAL, TRAINING, UNSCHEDULED, Artifact, save_checkpoint
+from ..artifact import EVAL, TRAINING, UNSCHEDULED, Artifact, checkpoint_name, load_checkpoint, save_checkpoint
 from ..errors import ArtifactError, UsageError
 from ..exporters import InputSpec
 from ..files import whole_folder
 from ..ops import MS
-from ..optimizers import optimizer_groups
+from ..optimizers import MOMENT_INPUTS, STEP, optimizer_groups
 from . import arena
+from .ort import require_training_package
 from .rates import Schedule
 from .session import BoundSession, Options, make_session, with_dropout_seeds
 
@@ -29,7 +30,6 @@ Array = npt.NDArray[Any]
 SLICE = 1 << 16
 #: What ``save`` writes beside the checkpoint.
 OPTIMIZER_STATE = "optimizer_state.npz"
-_MOMENTS = {"first_order_moments": ".first_order_moment", "second_order_moments": ".second_order_moment"}
 
 
 class Trainer:
@@ -67,6 +67,9 @@ class Trainer:
     ) -> None:
         self.artifact = artifact if isinstance(artifact, Artifact) else Artifact.load(artifact)
         manifest = self.artifact.manifest
+        self._target = self.artifact.target
+        if self._target.training_package:
+            require_training_package()
         if capped:
             arena.register(int(manifest["memory"]["arena_bytes"]))
         self._options = Options(threads=threads)
@@ -91,6 +94,7 @@ class Trainer:
         self._batch = {name: np.zeros(spec.shape, spec.dtype) for name, spec in self._specs.items()}
         self._rate = np.zeros(1, np.float32)
         self._reset = np.ones(1, np.bool_)
+        self._number = np.ones(1, np.int64)
         model = self.artifact.file(TRAINING if scheduled else UNSCHEDULED)
         session = make_session(model if seed is None else with_dropout_seeds(model, seed), self._options)
         self._step = BoundSession(session)
@@ -106,7 +110,7 @@ class Trainer:
 
         arrays: dict[str, Array] = {**self._batch, **self.parameters, **self.moments}
         arrays |= {name + GRADIENT_BUFFER: array for name, array in self.gradients.items()}
-        return arrays | {"learning_rate": self._rate, LAZY_RESET: self._reset}
+        return arrays | {"learning_rate": self._rate, LAZY_RESET: self._reset, STEP: self._number}
 
     @property
     def resident_bytes(self) -> int:
@@ -133,12 +137,14 @@ class Trainer:
 
         Raises:
             UsageError: an array is missing, unknown, or of another shape; or several batches where the update is part of the graph.
-            OutOfBudget: the step exceeded its memory; the parameters are as before, but accumulated gradients are not.
+            OutOfBudget: the step exceeded its memory; the parameters are as before (of a fused update: some are not), but accumulated
+                gradients are not.
         """
         if not batches:
             raise UsageError("a step needs a batch")
         if len(batches) > 1 and self.optimizer.in_graph:
-            raise UsageError("gradients can't be accumulated where the update is part of the graph: compile for adamw, or sgd without momentum")
+            way = "--update separate" if self.optimizer.fused else "adamw, sgd without momentum, or --target onnxruntime"
+            raise UsageError(f"gradients can't be accumulated where the update is part of the graph: compile for {way}")
         losses = [self.accumulate(batch, fresh=not number) for number, batch in enumerate(batches)]
         if len(batches) > 1:
             for gradient in self.gradients.values():
@@ -150,6 +156,10 @@ class Trainer:
         """Forward and backward; gradients replace (``fresh``) or add to the accumulated ones. Returns the loss."""
         self._fill(batch)
         self._reset[...] = fresh
+        if fresh and not self._target.in_place:  # the graph adds to what is there
+            for gradient in self.gradients.values():
+                gradient[...] = 0
+        self._number[...] = self.steps_done + 1
         if self.schedule is not None:
             self.learning_rate = self.schedule(self.steps_done)
         self._rate[...] = self.learning_rate
@@ -162,7 +172,7 @@ class Trainer:
         if not self._updates:
             return
         self._clip()
-        moments = [(key, suffix) for key, suffix in _MOMENTS.items() if suffix in self.optimizer.moments]
+        moments = [(MOMENT_INPUTS[suffix], suffix) for suffix in self.optimizer.moments]
         for name, gradient in self.gradients.items():
             state = {key: self.moments[name + suffix] for key, suffix in moments}
             self._updates[name].apply(self.parameters[name], gradient, state, self.learning_rate, self.steps_done)
@@ -195,11 +205,11 @@ class Trainer:
         return float(np.asarray(loss).reshape(())), named
 
     def save(self, folder: str | Path) -> None:
-        """Write ``checkpoint`` (loads in ``onnxruntime.training.api`` too) and ``optimizer_state.npz`` into a new folder, whole or not at all."""
+        """Write the checkpoint, of the kind that the artifact has, and ``optimizer_state.npz`` into a new folder, whole or not at all."""
         trainable = set(self._roles["trainable"])
         with whole_folder(Path(folder)) as staging:
             frozen = {n: a for n, a in self.parameters.items() if n not in trainable}
-            save_checkpoint(staging / CHECKPOINT, {n: self.parameters[n] for n in self._roles["trainable"]}, frozen)
+            save_checkpoint(staging, self._target, {n: self.parameters[n] for n in self._roles["trainable"]}, frozen)
             np.savez(staging / OPTIMIZER_STATE, steps_done=np.asarray(self.steps_done), **self.moments)  # type: ignore[arg-type]
 
     def restore(self, folder: str | Path) -> None:
@@ -208,20 +218,18 @@ class Trainer:
         Raises:
             ArtifactError: the folder has no such files, or they belong to another model.
         """
-        from .ort import bindings
-
-        place = Path(folder)
+        place, checkpoint = Path(folder), checkpoint_name(self._target)
         state_file = place / OPTIMIZER_STATE
-        for file in (place / CHECKPOINT, state_file):
+        for file in (place / checkpoint, state_file):
             if not file.exists():
                 raise ArtifactError(f"there is no saved training state in {place}: it has no {file.name}")
         try:
-            state = bindings().load_checkpoint(str(place / CHECKPOINT))
+            state = load_checkpoint(place)
             with np.load(state_file, allow_pickle=False) as saved:
                 found = {name: saved[name] for name in saved.files}
         except (ValueError, RuntimeError, OSError, EOFError, zipfile.BadZipFile) as error:
             raise ArtifactError(f"the saved state in {place} is damaged: {' '.join(str(error).split())[:200]}") from error
-        found |= {n: np.asarray(state.get_parameter(n).data.numpy()) for n in self.parameters if state.has_parameter(n)}
+        found |= {n: state[n] for n in self.parameters if n in state}
         # Everything is looked at before anything is overwritten.
         for name, array in (*self.parameters.items(), *self.moments.items()):
             if name not in found or found[name].shape != array.shape:
@@ -272,11 +280,12 @@ def _slices(array: Array) -> Iterator[Array]:
 
 
 class _Update:
-    """The artifact's optimizer node, applied to a slice of a parameter at a time so that it needs next to no memory."""
+    """The artifact's optimizer model, applied to a slice of a parameter at a time so that it needs next to no memory."""
 
     def __init__(self, path: Path, options: Options) -> None:
-        node = onnx.load(str(path)).graph.node[0]
-        self._session = make_session(_slice_model(node).SerializeToString(), options)
+        model = onnx.load(str(path))
+        kernel = next((n for n in model.graph.node if n.domain == MS), None)
+        self._session = make_session((model if kernel is None else _slice_model(kernel)).SerializeToString(), options)
         self._names = [i.name for i in self._session.get_inputs()]
 
     def apply(self, parameter: Array, gradient: Array, moments: Mapping[str, Array], rate: float, step: int) -> None:
