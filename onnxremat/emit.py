@@ -22,6 +22,8 @@ SEPARATOR = "@"
 #: Buffers up to this many bytes are small: they live in a pen of their own, and are not worth a node that frees them early.
 SMALL_BYTES = 64 * 1024
 _HELPER = "onnxremat.helper"
+#: Elements of the fence behind the pen where order is forced by tokens: four granules of the arena.
+_WIDE_FENCE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +236,8 @@ def _fence_pen(graph: ir.Graph, pen_bytes: int, tokens: bool) -> None:
     if tokens:  # a block of constant size would be a constant itself in a default session, and kept during the whole step
         size = op.node("Reshape", size, op("Min", op("Size", graph.inputs[0]), np.zeros(1, np.int64)), like=[size])[0]
     block = op.node("ConstantOfShape", size, value=ir.tensor(np.zeros(1, np.float32)), like=[((pen_bytes // 4,), ir.DataType.FLOAT)])[0]
-    fence = op("Size", block)
+    # What the sizes above leave are holes of one granule each, in front: there the fence must be larger to lie behind the block.
+    fence = op("Gather", block, np.zeros(_WIDE_FENCE, np.int64)) if tokens else op("Size", block)
     op.before = None
     op("Neg", fence)
 
