@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+STOCK := .venv-stock
+STOCK_STAMP := $(STOCK)/.installed
+
 .PHONY: demo test quick lint clean
 
 $(STAMP): requirements.txt requirements-dev.txt constraints.txt setup.py
@@ -12,12 +15,20 @@ $(STAMP): requirements.txt requirements-dev.txt constraints.txt setup.py
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	touch $(STAMP)
 
+# Stock ONNX Runtimes, oldest and newest, each in an environment of its own: artifacts of --target onnxruntime are run there.
+$(STOCK_STAMP): requirements-stock-1.19.2.txt requirements-stock-current.txt constraints.txt
+	for version in 1.19.2 current; do \
+		$(PYTHON) -m venv $(STOCK)/$$version && \
+		$(STOCK)/$$version/bin/python -m pip install --quiet -r requirements-stock-$$version.txt || exit 1; \
+	done
+	touch $(STOCK_STAMP)
+
 # A ResNet-18 compiled to 60 % of its activations and trained on scikit-learn's digits.
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
 
 # All tests, slow ones too, on up to four cores.
-test: $(STAMP)
+test: $(STAMP) $(STOCK_STAMP)
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 # The tests that take seconds.
@@ -29,4 +40,4 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build dist demo_out *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(STOCK) build dist demo_out *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -135,8 +135,7 @@ def build_training_graph(
     reset = _graph_input(LAZY_RESET, (1,), ir.DataType.BOOL)
     outs: list[ir.Value] = [loss]
     in_graph = optimizer.in_graph
-
-    wanted = optimizer.resolved({str(v.name): op.wrap(v).shape for v in targets}) if optimizer.fused else optimizer
+    fused = optimizer.resolved({str(v.name): op.wrap(v).shape for v in targets}) if optimizer.fused else None
     rate = _graph_input(LEARNING_RATE, (1,), ir.DataType.FLOAT)
     step = _graph_input(STEP, (1,), ir.DataType.INT64)
     moment_values: dict[str, ir.Value] = {}
@@ -159,8 +158,8 @@ def build_training_graph(
             value.name = op.fresh(f"{name}_grad")
         gradients[name] = str(value.name)
         held_gradients[name] = value
-        if optimizer.fused:
-            update([name], wanted)
+        if fused is not None:
+            update([name], fused)
         if in_graph:
             return
         buffer = _graph_input(name + GRADIENT_BUFFER, gradient.shape, gradient.dtype)
@@ -170,10 +169,10 @@ def build_training_graph(
 
     differentiate(op, loss, targets, forward.stop_gradient, accumulate)
     trainable = tuple(name for name in forward.trainable if name in gradients)
-    optimizer = wanted if optimizer.fused else optimizer.resolved({name: op.wrap(values[name]).shape for name in trainable})
+    optimizer = fused or optimizer.resolved({name: op.wrap(values[name]).shape for name in trainable})
     unreached = tuple(name for name in forward.trainable if name not in gradients)
     op.on_node = lambda node: node.metadata_props.__setitem__(PHASE, UPDATE)
-    if in_graph and not optimizer.fused:
+    if in_graph and fused is None:
         update(trainable, optimizer)
     moments = {name: op.wrap(value).shape for name, value in moment_values.items()}
     rates = [rate, *([step] if optimizer.counts_steps else [])] if in_graph else []
