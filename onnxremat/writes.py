@@ -32,7 +32,8 @@ def overwritten(graph: ir.Graph) -> dict[ir.Node, ir.Value]:
 def note_writes(model: ir.Model) -> None:
     """Write into a model's metadata which of its outputs replace which inputs; a model without such outputs gets none."""
     outputs = {v.name for v in model.graph.outputs}
-    pairs = {str(n.outputs[0].name): str(v.name) for n, v in overwritten(model.graph).items() if n.outputs[0].name in outputs and WRITES in n.metadata_props}
+    writers = [(n, v) for n, v in overwritten(model.graph).items() if WRITES in n.metadata_props]
+    pairs = {str(n.outputs[0].name): str(v.name) for n, v in writers if n.outputs[0].name in outputs}
     if pairs:
         model.metadata_props[MODEL_WRITES] = json.dumps(pairs)
 

@@ -82,7 +82,7 @@ class Trainer:
         if self.optimizer.in_graph and self.clip_grad_norm != self.optimizer.clip_grad_norm:
             raise UsageError("the update is part of this artifact's graph, and so is its gradient clipping: compile with another --clip-grad-norm")
         self.steps_done = 0
-        self.parameters = {name: np.ascontiguousarray(a) for name, a in self.artifact.parameters().items()}
+        self.parameters = {name: np.asarray(a, order="C") for name, a in self.artifact.parameters().items()}
         self._roles = manifest["roles"]
         in_graph = self.optimizer.in_graph
         self.gradients: dict[str, Array] = {} if in_graph else {n: np.zeros_like(self.parameters[n]) for n in self._roles["trainable"]}
