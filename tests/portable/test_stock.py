@@ -14,6 +14,7 @@ from onnxremat.api import compile as compile_model
 from onnxremat.ops import traits
 from onnxremat.runtime.session import LEVELS
 
+from ..factories import CNN_INPUT, CNN_LABEL
 from .stock import VERSIONS, in_stock
 
 pytestmark = pytest.mark.slow
@@ -32,6 +33,10 @@ class Case:
 
 FUSED = Optimizer("adamw", learning_rate=0.01, weight_decay=0.1, update="fused")
 CASES = {
+    "recomputes": Case(
+        "tests.factories:tiny_cnn",
+        {"inputs": [CNN_INPUT], "labels": [CNN_LABEL], "loss": "cross_entropy", "activation_budget": "80%", "time_limit": 10},
+    ),
     "mlp": Case("mlp_dropout", {"inputs": ["x=256x12"], "labels": ["labels=256:int64:4"], "loss": "cross_entropy"}),
     "cnn": Case("cnn", IMAGES),
     "cnn-fused": Case("cnn", IMAGES, FUSED),
@@ -49,19 +54,18 @@ CASES = {
 
 @pytest.fixture(scope="module", params=CASES)
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Artifact]]:
-    """An artifact with recomputes forced by a budget of live bytes below the unscheduled peak; verified when compiled."""
+    """An artifact, verified when compiled; of the case ``recomputes`` one with recomputes."""
     case = CASES[request.param]
     artifact = compile_model(
-        f"tests.portable.models:{case.model}",
+        case.model if ":" in case.model else f"tests.portable.models:{case.model}",
         tmp_path_factory.mktemp("portable") / request.param,
         optimizer=case.optimizer,
         target="onnxruntime",
-        strategy="chen_sqrt",
         costs="analytic",
         threads=1,
-        time_limit=5,
-        **case.options,
+        **{"time_limit": 5, **case.options},
     )
+    assert artifact.manifest["plan"]["clones"] or request.param != "recomputes"
     yield request.param, artifact
 
 
