@@ -124,7 +124,9 @@ def source_problem(request: Request, progress: Progress = lambda _: None) -> Pro
     forward, _ = export_source(request)
     forward.freeze(request.freeze)
     progress("deriving the backward graph")
-    training = build_training_graph(forward, request.optimizer, resolve_layout(request.conv_layout))
+    target = target_named(request.target)
+    optimizer = replace(request.optimizer, kernels=target.training_package)
+    training = build_training_graph(forward, optimizer, resolve_layout(request.conv_layout, NCHWC in target.domains), target)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / files.UNSCHEDULED
         save_model(training.model, path)
