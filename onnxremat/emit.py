@@ -12,6 +12,7 @@ from .errors import OnnxRematError
 from .graph import GraphBuilder, nbytes
 from .ops import traits
 from .scheduler import Plan, Problem
+from .swaps import Swaps
 from .training_graph import FORWARD, PHASE
 
 CLONE_OF = "onnxremat.recompute_of"
@@ -42,17 +43,15 @@ def emit(model: ir.Model, problem: Problem, plan: Plan, pen_bytes: int = 0) -> E
     Args:
         model: the unscheduled training graph; it is left alone.
         problem: its scheduling problem (op i is node i).
-        plan: the sequence of runs.
+        plan: the sequence of runs and swaps.
         pen_bytes: size of the pen for small buffers (``onnxremat.runtime.arena.place``); 0 for none.
 
     Returns:
         The scheduled graph. A clone of ``node`` is called ``node@k`` for its k-th recompute, and so are its outputs.
 
     Raises:
-        OnnxRematError: the plan swaps tensors, or overwrites a value that a later run reads.
+        OnnxRematError: the plan overwrites a value that a later run reads.
     """
-    if plan.swapped_tensors:
-        raise OnnxRematError("the plan swaps tensors, which this target has no operators for: plan with recomputes only")
     source = model.graph
     nodes = list(source)
     latest: dict[int, ir.Value] = {}
@@ -62,7 +61,12 @@ def emit(model: ir.Model, problem: Problem, plan: Plan, pen_bytes: int = 0) -> E
     laid: list[ir.Node] = []
     clones: list[str] = []
     originals: dict[int, ir.Value] = {}
-    for op in plan.sequence:
+    swaps = Swaps(problem, plan, nodes, latest)
+    for step in plan.steps:
+        if step.kind != "run":
+            laid.append(swaps.node(step))
+            continue
+        op = step.index
         node = nodes[op]
         count = runs[op] = runs.get(op, -1) + 1
         made = _run(node, latest, count)
@@ -75,8 +79,8 @@ def emit(model: ir.Model, problem: Problem, plan: Plan, pen_bytes: int = 0) -> E
         inputs,
         [originals[id(v)] for v in source.outputs],
         nodes=laid,
-        initializers=constants,
-        opset_imports=dict(source.opset_imports),
+        initializers=[*constants, *swaps.constants],
+        opset_imports=dict(source.opset_imports) | swaps.opset_imports,
         name=source.name or "training",
     )
     _free_unread(graph)

@@ -16,6 +16,7 @@ import onnx
 from . import artifact as files
 from .artifact import Artifact, file_digests, save_checkpoint, save_model
 from .costs import analytic_costs, measured_costs
+from .costs.transfer import Swap, swap_channel, swap_note
 from .costs.workspace import heap_bytes
 from .emit import Emitted, emit, is_helper
 from .errors import ArtifactError, VerificationFailed
@@ -31,7 +32,8 @@ from .problem import Costs, scheduling_problem
 from .progress import Interruption, planning_messages
 from .runtime.session import SESSION_OPTIONS, Options, execution_order
 from .schedule import OPTIMIZER_BYTES, Scheduled, Search, needed_budget, schedule, schedule_smallest, schedule_unscheduled
-from .scheduler import Problem
+from .scheduler import Plan, Problem, evaluate
+from .spill import DOMAIN
 from .training_graph import TrainingGraph, build_training_graph
 from .units import Budget, format_bytes
 
@@ -66,6 +68,7 @@ class Request:
         freeze: patterns of parameters that are not trained, such as ``backbone.*``.
         train_mode: of a .onnx file: turn inference BatchNormalization and Dropout into their training forms.
         verify: check the numbers when done.
+        swap: which tensors may be swapped, and where to.
     """
 
     source: str
@@ -84,6 +87,7 @@ class Request:
     freeze: tuple[str, ...] = ()
     train_mode: bool = False
     verify: bool = True
+    swap: Swap = field(default_factory=Swap)
 
 
 def compile_source(request: Request, output: Path, progress: Progress = lambda _: None) -> Artifact:
@@ -156,12 +160,13 @@ def compile_graphs(
     """Compile a forward graph and its evaluation form (both consumed); ``module`` is compared with where it is given."""
     forward_outputs = list(evaluation.outputs)
     forward.freeze(request.freeze)
+    channel = swap_channel(request.swap)
     progress("deriving the backward graph")
     training = build_training_graph(forward, request.optimizer, resolve_layout(request.conv_layout))
     with whole_folder(output) as staging:
         save_model(training.model, staging / files.UNSCHEDULED)
         costs = node_costs(training, staging / files.UNSCHEDULED, request, progress)
-        problem = training_problem(training, costs, request.source)
+        problem = replace(training_problem(training, costs, request.source), transfer=channel)
         unscheduled = schedule_unscheduled(problem)
         search = Search(request.strategy, request.time_limit, request.seed, request.work_limit)
         begin = time.perf_counter()
@@ -178,6 +183,9 @@ def compile_graphs(
         solve_seconds = time.perf_counter() - begin
         emitted = emit(training.model, problem, scheduled.plan, scheduled.placement.pen_bytes)
         save_model(emitted.model, staging / files.TRAINING)
+        note = swap_note(request.swap, problem, scheduled.plan.swapped_tensors, scheduled.plan.recomputed_ops)
+        if note:
+            progress(note)
         check_order(staging / files.TRAINING, emitted)
         loss_options = forward.source.get("loss_options", {})
         evaluated = open_batch(
@@ -200,6 +208,7 @@ def compile_graphs(
         problem.save(staging / files.PROBLEM)
         scheduled.plan.save(staging / files.PLAN)
         manifest = _manifest(training, forward_outputs, problem, scheduled, emitted, request, costs, solve_seconds)
+        manifest["swap"] = None if channel is None else _swaps(problem, scheduled.plan, note)
         manifest["eval_batch"] = {"open": not evaluated.reason, "reason": evaluated.reason}
         manifest["files"] = file_digests(staging)
         write_json(staging / files.MANIFEST, manifest)
@@ -266,7 +275,7 @@ def _manifest(
     return {
         "format": files.FORMAT,
         "version": files.VERSION,
-        "target": "ort-training",
+        "target": "ort-training+spill" if plan.swapped_tensors else "ort-training",
         "source": copy.deepcopy(training.source),
         "inputs": [str(s) for s in training.inputs],
         "labels": [str(s) for s in training.labels],
@@ -317,6 +326,21 @@ def _manifest(
         },
         "verification": None,
         "files": {},
+    }
+
+
+def _swaps(problem: Problem, plan: Plan, note: str) -> dict[str, Any]:
+    """What the manifest says of swaps; an artifact with some needs the operator library of ``onnxremat.spill`` and is not portable."""
+    channel = problem.transfer
+    assert channel is not None
+    return {
+        "kind": "disk",
+        "operators": DOMAIN,
+        "portable": not plan.swapped_tensors,
+        "bytes_per_second_out": channel.bytes_per_second_out,
+        "bytes_per_second_in": channel.bytes_per_second_in,
+        "disk_bytes": evaluate(problem, plan.steps).host_bytes,
+        "note": note,
     }
 
 

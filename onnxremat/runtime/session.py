@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from ..errors import ArtifactError, OutOfBudget, RuntimeUnavailable
+from .. import spill
+from ..errors import ArtifactError, OutOfBudget, RuntimeUnavailable, SpillFailed
 from .ort import onnxruntime
 
 Array = npt.NDArray[Any]
@@ -41,12 +42,14 @@ class Options:
         itself.
         profile: directory for a profile of the run; None for none.
         providers: execution providers, best first.
+        spill_dir: folder that swapped tensors go to; None leaves it to the environment (``onnxremat.spill``).
     """
 
     threads: int = 0
     arena: bool = True
     profile: Path | None = None
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    spill_dir: Path | None = None
 
 
 def make_session(model: str | Path | bytes, options: Options = Options(), plan_dump: Path | None = None) -> Any:
@@ -55,6 +58,8 @@ def make_session(model: str | Path | bytes, options: Options = Options(), plan_d
     Raises:
         ArtifactError: the runtime refuses the model.
         RuntimeUnavailable: a provider that was asked for is not there.
+        SpillUnavailable: the model swaps to disk, and the operators for that can't be had.
+        SpillFailed: the folder to swap to can't be used.
     """
     ort = onnxruntime()
     missing = [p for p in options.providers if p not in ort.get_available_providers()]
@@ -77,13 +82,25 @@ def make_session(model: str | Path | bytes, options: Options = Options(), plan_d
     if plan_dump is not None:
         settings.add_session_config_entry("session.node_partition_config_file", str(plan_dump))
     source = model if isinstance(model, bytes) else str(model)
+    if spill.needed(model):
+        spill.register(settings, options.spill_dir)
     try:
         session = ort.InferenceSession(source, settings, providers=list(options.providers))
     except Exception as error:  # the bindings raise a dozen unrelated classes
+        if _SPILL in str(error):
+            raise _spill_failed(str(error)) from error
         raise ArtifactError(f"ONNX Runtime refuses the model: {_one_line(error)}") from error
     if options.providers[0] != session.get_providers()[0]:
         raise RuntimeUnavailable(f"{options.providers[0]} was asked for, but the session fell back to {session.get_providers()[0]}")
     return session
+
+
+#: How the swap operators begin what they say.
+_SPILL = "onnxremat.spill: "
+
+
+def _spill_failed(text: str) -> SpillFailed:
+    return SpillFailed(f"a tensor was not swapped: {' '.join(text[text.rindex(_SPILL) + len(_SPILL) :].split())[:500]}")
 
 
 def _one_line(error: Exception) -> str:
@@ -115,6 +132,7 @@ class BoundSession:
 
         Raises:
             OutOfBudget: the capped arena refused an allocation.
+            SpillFailed: the disk is full, or failed.
         """
         self._run()
         results: list[Array] = self._binding.copy_outputs_to_cpu()
@@ -135,6 +153,8 @@ class BoundSession:
                 raise OutOfBudget(
                     f"the step exceeds the memory it was given and was stopped ({_shortage(text)}); compile for a larger budget"
                 ) from error
+            if _SPILL in text:
+                raise _spill_failed(text) from error
             raise ArtifactError(f"the step failed in ONNX Runtime: {text[:500]}") from error
 
     def _release_outputs(self) -> None:
