@@ -205,7 +205,7 @@ def _lowered(problem: Problem, plan: Plan) -> Lowered:
     return form
 
 
-def _compacted(problem: Problem, plan: Plan, limit: int, most: int, room: int, seconds: float, seed: int, capacity: int | None = None) -> Plan:
+def _compacted(problem: Problem, plan: Plan, limit: int, most: int, room: int, seconds: float, seed: int, capacity: int = UNLIMITED) -> Plan:
     """The plan with its runs and transfers moved so that the arena gets smaller, towards ``room`` bytes; live bytes stay within ``most``."""
     form = _lowered(problem, plan)
     steps = form.plan_steps(compact(form.problem, form.sequence, most, room, seconds, seed, capacity=capacity))

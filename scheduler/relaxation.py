@@ -4,7 +4,8 @@ Take a path x_1 .. x_k of the graph.  The first runs of its ops come in that ord
 recomputed; stage j is the time from the first run of x_j up to that of x_{j+1}.  A binary r[j,o] says that o runs in stage j, a binary
 s[j,v] that storage v is live just before x_j first runs.  With a swap channel a binary w[j,v] says that v comes back in stage j, which
 serves there as a run of its op would, and z[v] that it went out; each costs its transfer.  Every sequence gives a solution of the program
-below, so its optimum, and the optimum of its linear relaxation, bound the seconds from below.  :mod:`.prover` chooses paths and shares time among their programs.
+below, so its optimum, and the optimum of its linear relaxation, bound the seconds from below.  :mod:`.prover` chooses paths and shares time
+among their programs.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ def swappable(problem: Problem) -> dict[int, list[int]]:
         families.setdefault(root, []).append(t)
         made = ops[tensor.producer] if tensor.producer >= 0 else None
         plain = made is not None and not made.pinned and not made.writes and all(index.root[v] == root for v in made.outputs)
-        plain = plain and made is not None and all(index.root[u] == root or index.persistent[u] for u in (*made.inputs, *(made.recompute_inputs or ())))
+        reads = () if made is None else (*made.inputs, *(made.recompute_inputs or ()))
+        plain = plain and all(index.root[u] == root or index.persistent[u] for u in reads)
         if index.persistent[t] or tensor.output or (t != root and (not plain or made is None or root in made.outputs)):
             barred.add(root)
     return {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from onnxremat.scheduler import Infeasible, PlanError, Problem, Step, StrategyError, Transfer, evaluate, solve
 from onnxremat.scheduler.reduce import reduce_problem
-from onnxremat.scheduler.relaxation import memory_paths, stage_bound
+from onnxremat.scheduler.relaxation import StageProgram, memory_paths
 from onnxremat.scheduler.swap_search import candidates
 
 from .graphs import brute_force, chain, random_problem, transformer
@@ -140,7 +140,7 @@ def test_no_plan_beats_the_bound(seed: int, rate: float) -> None:
     best = best_with_swaps(p, budget, 7)
     reduced = reduce_problem(p)
     for path in memory_paths(reduced, 4):
-        bound = stage_bound(reduced, budget, path, 5.0, whole=True)
+        bound = StageProgram(reduced, budget, path).solve(5.0, whole=True).bound
         assert bound <= best * (1 + 1e-9) or best == float("inf")
     if best < float("inf"):
         plan = solve(p, budget, time_limit=1, bound_seconds=0.2)
@@ -154,6 +154,6 @@ def test_a_bound_with_a_slow_channel_is_that_of_recompute() -> None:
     assert least is not None
     for rate, tight in ((1e-3, True), (1e6, False)):
         reduced = reduce_problem(with_channel(plain, rate))
-        bound = max(stage_bound(reduced, budget, path, 10.0, whole=True) for path in memory_paths(reduced, 9))
+        bound = max(StageProgram(reduced, budget, path).solve(10.0, whole=True).bound for path in memory_paths(reduced, 9))
         assert bound <= least + 1e-6
         assert (bound > 10.5) == tight
