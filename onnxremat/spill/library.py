@@ -15,8 +15,8 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
+from ..cache import cache_folder
 from ..errors import SpillFailed, SpillUnavailable
-from ..files import cache_folder
 from ..units import format_bytes
 
 #: Domain of the operators, and what a file that has them says in its opset imports.

@@ -129,15 +129,15 @@ def test_what_is_small_or_never_away_is_no_candidate() -> None:
     assert candidates(with_channel(p, 1.0, 5)) == []
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10**6), st.sampled_from([2.0, 10.0, 50.0]))
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([2.0, 50.0]))
 def test_no_plan_beats_the_bound(seed: int, rate: float) -> None:
     """Against every sequence of steps of a small problem."""
     rng = random.Random(seed)
-    p = with_channel(random_problem(rng, 4), rate)
-    peak = evaluate(p, range(4)).peak_bytes
+    p = with_channel(random_problem(rng, 3), rate)
+    peak = evaluate(p, range(3)).peak_bytes
     budget = p.resident_bytes + int((peak - p.resident_bytes) * rng.choice([0.6, 0.8, 0.95]))
-    best = best_with_swaps(p, budget, 7)
+    best = best_with_swaps(p, budget, 6)
     reduced = reduce_problem(p)
     for path in memory_paths(reduced, 4):
         bound = StageProgram(reduced, budget, path).solve(5.0, whole=True).bound
