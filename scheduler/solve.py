@@ -71,7 +71,7 @@ def solve(
     run = get_strategy(strategy)
     problem.check()
     if problem.transfer is not None and strategy in STRATEGIES:
-        return _solve_swapping(problem, budget_bytes, strategy, time_limit, seed, progress, bound_seconds, hint)
+        return _solve_swapping(problem, budget_bytes, strategy, time_limit, seed, progress, bound_seconds, hint, work_limit)
     started = time.monotonic()
     floor = bytes_floor(problem)
     context = Context(problem, budget_bytes, started + time_limit, seed, progress, strategy, started)
@@ -126,6 +126,7 @@ def _solve_swapping(
     progress: Callable[[Progress], None] | None,
     bound_seconds: float,
     hint: Sequence[int] | None,
+    work_limit: int | None,
 ) -> Plan:
     """The same with a channel: the best of recompute alone, swap alone and both."""
     started = time.monotonic()
@@ -144,7 +145,7 @@ def _solve_swapping(
     try:
         if strategy == "auto" and search.best is None and budget_bytes >= floor:
             try:
-                alone = solve(replace(problem, transfer=None), budget_bytes, strategy, _ALONE * search.left, seed, progress, 0, hint)
+                alone = solve(replace(problem, transfer=None), budget_bytes, strategy, _ALONE * search.left, seed, progress, 0, hint, work_limit)
                 search.offer(alone.steps)
             except Infeasible as error:
                 smallest = error.minimum_budget_bytes

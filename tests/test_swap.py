@@ -42,7 +42,7 @@ def swapped(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
         swap_bandwidth="1GiB/s",
         spill_dir=folder,
         threads=1,
-        time_limit=10,
+        time_limit=3,
     )
 
 

@@ -48,7 +48,7 @@ def _built() -> Path:
         raise SpillUnavailable(f"swapping to disk works on Linux only, not on {sys.platform}: plan without swap (--swap none)")
     folder = cache_folder("spill")
     if folder is None:
-        raise SpillUnavailable("the swap operators can't be built, since the cache can't be written: set XDG_CACHE_HOME to a writable folder")
+        raise SpillUnavailable("the swap operators can't be built, since the cache can't be written: set ONNXREMAT_CACHE to a writable folder")
     compiler = next((found for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name and (found := shutil.which(name))), None)
     if compiler is None:
         raise SpillUnavailable(f"the swap operators were not built with the package, and there is no C compiler: {_WAY_OUT}")
