@@ -48,10 +48,13 @@ setup(
             extra_compile_args=[] if os.name == "nt" else ["-O3"],
             optional=True,
         ),
+        # Operators for ONNX Runtime; where it is missing it is built on first use, so its source is installed as well.
+        Extension("onnxremat.spill._spill", ["onnxremat/spill/_spill.c"], extra_compile_args=["-fvisibility=hidden"], optional=True),
     ],
     package_data={
         "onnxremat": ["py.typed", "templates/*.html"],
         "onnxremat.models": ["*.yaml"],
+        "onnxremat.spill": ["_spill.c"],
     },
     install_requires=[
         "numpy>=1.26",

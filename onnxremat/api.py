@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from .artifact import Artifact
+from .costs.transfer import Swap
 from .errors import UsageError
 from .exporters import ExportError, InputSpec, Loss
 from .optimizers import Optimizer
 from .pipeline import Request, compile_module, compile_source
+from .spill import spilling_to
 from .units import Budget
 from .verification import Verification, verify_artifact
 
@@ -39,6 +41,10 @@ def compile(
     freeze: Sequence[str] = (),
     train_mode: bool = False,
     verify: bool = True,
+    swap: str = "none",
+    swap_bandwidth: str | None = None,
+    swap_bytes: str | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
     progress: Callable[[str], None] = lambda message: None,
 ) -> Artifact:
     """Compile a model into a training artifact.
@@ -65,6 +71,11 @@ def compile(
         freeze: patterns of parameters that are not trained, such as ``"backbone.*"``.
         train_mode: of a ``.onnx`` file: turn inference BatchNormalization and Dropout into their training forms.
         verify: compare the numbers with the unscheduled step's and torch's, and the measured peak with the budget.
+        swap: ``"disk"`` to let the planner swap tensors to a file where that is faster than recomputing them; ``"none"``.
+        swap_bandwidth: of that file, such as ``"2GiB/s"``, or ``"1GiB/s:3GiB/s"`` for out and in; left out, it is measured.
+        swap_bytes: the most that may be swapped out at one time, such as ``"20GiB"``.
+        spill_dir: the folder of that file; left out, that of the environment (``ONNXREMAT_SPILL_DIR``, ``TMPDIR``, ``/var/tmp``). Where the
+            step runs later is said there.
         progress: told what happens.
 
     Returns:
@@ -92,10 +103,12 @@ def compile(
         freeze=tuple(freeze),
         train_mode=train_mode,
         verify=verify,
+        swap=Swap.parse(swap, swap_bandwidth, swap_bytes, None if spill_dir is None else os.fspath(spill_dir)),
     )
-    if isinstance(model, str):
-        return compile_source(request, Path(output), progress)
-    return compile_module(model, request, Path(output), progress)
+    with spilling_to(request.swap.directory):
+        if isinstance(model, str):
+            return compile_source(request, Path(output), progress)
+        return compile_module(model, request, Path(output), progress)
 
 
 def verify(

@@ -30,7 +30,7 @@ from .exporters import InputSpec
 from .optimizers import Optimizer
 from .safetensors import load_tensors, save_tensors
 from .scheduler import Plan, Problem
-from .targets import Target, target_named
+from .targets import SPILL_SUFFIX, Target, target_named
 
 Array = npt.NDArray[Any]
 
@@ -115,7 +115,7 @@ class Artifact:
     @property
     def target(self) -> Target:
         """The runtime that it was compiled for."""
-        return target_named(self.manifest["target"])
+        return target_named(self.manifest["target"].removesuffix(SPILL_SUFFIX))
 
     def parameters(self) -> dict[str, Array]:
         """The values in the checkpoint: trainable and frozen parameters and state, by name."""

@@ -28,6 +28,8 @@ KINDS = {
     "exports": "forward graphs of PyTorch models, without their weights",
     "profiles": "seconds of every operator of an unscheduled step",
     "kernels": "scratch memory of kernels",
+    "bandwidth": "how fast folders to swap to are",
+    "spill": "the library of the swap operators, where it was built on first use",
 }
 _LOCKS = "locks"
 

@@ -19,7 +19,8 @@ from .errors import ERROR, OK, USAGE, VERIFICATION_FAILED, BudgetInfeasible, Onn
 from .units import format_bytes
 
 _STRATEGIES = (
-    "auto, keep_all, chen_sqrt, chen_greedy, griewank, rotor, mincut_knapsack, checkmate_lp, checkmate_ilp or moccasin (default auto); "
+    "auto, keep_all, chen_sqrt, chen_greedy, griewank, rotor, mincut_knapsack, checkmate_lp, checkmate_ilp, moccasin or "
+    "swap_only (default auto); "
     "those for chains also as NAME_ap, at articulation points, and NAME_linear; plan takes all, which compares them"
 )
 
@@ -85,11 +86,23 @@ def build_parser() -> argparse.ArgumentParser:
         help="that auto's search makes on each of two cores; the plan then depends on it and the seed alone where the time suffices",
     )
 
+    planning.add_argument(
+        "--swap", choices=("none", "disk", "host"), default="none", help="disk: swap tensors to a file where that is faster than recomputing them"
+    )
+    planning.add_argument(
+        "--swap-bandwidth", metavar="RATE[:RATE]", help="of the swap file, such as 2GiB/s, or out:in; left out, it is measured in its folder"
+    )
+    planning.add_argument("--swap-bytes", metavar="SIZE", help="the most that may be swapped out at one time")
+    spilling = _Parser(add_help=False)
+    spilling.add_argument(
+        "--spill-dir", metavar="DIR", type=Path, help="folder of the swap file (default: $ONNXREMAT_SPILL_DIR, $TMPDIR or /var/tmp)"
+    )
+
     export = commands.add_parser("export", parents=[common, model], help="write the forward graph with training semantics")
     export.add_argument("-o", "--output", required=True, metavar="FILE.onnx", type=Path)
     export.set_defaults(run=_export)
 
-    compile_ = commands.add_parser("compile", parents=[common, model, planning], help="compile a model into a training artifact")
+    compile_ = commands.add_parser("compile", parents=[common, model, planning, spilling], help="compile a model into a training artifact")
     compile_.add_argument("-o", "--output", required=True, metavar="DIR", type=Path)
     compile_.add_argument("--activation-budget", metavar="PERCENT", help="instead of --budget: all that is resident plus this share of the rest")
     compile_.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
@@ -134,7 +147,7 @@ def build_parser() -> argparse.ArgumentParser:
     compile_.add_argument("--no-verify", action="store_true", help="do not compare the numbers when done")
     compile_.set_defaults(run=_compile)
 
-    run = commands.add_parser("run", parents=[common], help="train for some steps; loss, time and measured peak of the same run")
+    run = commands.add_parser("run", parents=[common, spilling], help="train for some steps; loss, time and measured peak of the same run")
     run.add_argument("artifact", metavar="DIR", type=Path)
     run.add_argument("--steps", type=int, default=10, help="default 10")
     run.add_argument("--data", metavar="FILE.npz", type=Path, help="an array for each input and label, samples first; left out, random data")
@@ -155,13 +168,15 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--uncapped", action="store_true", help="do not hold the step within the plan's memory")
     run.set_defaults(run=_run)
 
-    verify = commands.add_parser("verify", parents=[common], help="compare an artifact with its unscheduled step, bit for bit, and with torch")
+    verify = commands.add_parser(
+        "verify", parents=[common, spilling], help="compare an artifact with its unscheduled step, bit for bit, and with torch"
+    )
     verify.add_argument("artifact", metavar="DIR", type=Path)
     verify.add_argument("--steps", type=int, default=3, help="default 3")
     verify.add_argument("--seed", type=int, default=0, help="of batches and dropout masks (default 0)")
     verify.set_defaults(run=_verify)
 
-    plan = commands.add_parser("plan", parents=[common, planning], help="schedule a problem file or any ONNX training graph")
+    plan = commands.add_parser("plan", parents=[common, planning, spilling], help="schedule a problem file or any ONNX training graph")
     plan.add_argument("file", metavar="FILE", type=Path, help="a problem (.json), a training graph (.onnx), or an artifact folder")
     plan.add_argument("--input", action="append", default=[], metavar="NAME=SHAPE[:DTYPE]", help="pins the dynamic dimensions of a graph's input")
     plan.add_argument("--seed", type=int, default=0)
@@ -290,6 +305,10 @@ def _compile(options: argparse.Namespace) -> int:
         freeze=options.freeze,
         train_mode=options.train_mode,
         verify=not options.no_verify,
+        swap=options.swap,
+        swap_bandwidth=options.swap_bandwidth,
+        swap_bytes=options.swap_bytes,
+        spill_dir=options.spill_dir,
         progress=_progress(options),
     )
     result = compile_figures(artifact.manifest) | {"artifact": str(options.output)}
@@ -333,6 +352,10 @@ def _print_artifact(manifest: dict[str, Any], where: str) -> None:
         ("proven gap", f"at most {gap:.1%} above the fastest plan for this budget"),
         ("recomputed ops", f"{plan['recomputed_ops']} ({plan['strategy']}, {time['solve_seconds']:.1f} s)"),
     ]
+    if manifest.get("swap"):
+        disk = format_bytes(manifest["swap"]["disk_bytes"])
+        told = f"{plan['swapped_tensors']} ({disk} on disk; runs where onnxremat.spill is)" if plan["swapped_tensors"] else "0"
+        rows.append(("swapped tensors", f"{told}; {manifest['swap']['note']}" if manifest["swap"]["note"] else told))
     checked = manifest["verification"]
     if checked is None:
         rows.append(("verification", "skipped"))
@@ -373,6 +396,7 @@ def _run(options: argparse.Namespace) -> int:
         seed=options.seed,
         schedule=rate_schedule(options.lr_schedule, rate, options.steps, options.warmup),
         clip_grad_norm=options.clip_grad_norm,
+        spill_dir=options.spill_dir,
     )
     say = _progress(options)
     result = run_artifact(
@@ -405,8 +429,10 @@ def _run(options: argparse.Namespace) -> int:
 
 def _verify(options: argparse.Namespace) -> int:
     from .api import verify
+    from .spill import spilling_to
 
-    result = asdict(verify(options.artifact, steps=options.steps, seed=options.seed))
+    with spilling_to(options.spill_dir):
+        result = asdict(verify(options.artifact, steps=options.steps, seed=options.seed))
     if options.json:
         _print_json(result)
     else:
@@ -417,10 +443,12 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
+    from .costs.transfer import Swap
     from .plan_command import plan_file
 
     say = _progress(options)
-    found = plan_file(options.file, options.input, options.budget, options.strategy, options.time_limit, options.seed, say, options.work_limit)
+    swap = Swap.parse(options.swap, options.swap_bandwidth, options.swap_bytes, options.spill_dir)
+    found = plan_file(options.file, options.input, options.budget, options.strategy, options.time_limit, options.seed, say, options.work_limit, swap)
     if not options.json:
         _table(found.rows())
         for line in found.table():

@@ -24,7 +24,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """All checks."""
-    return [_python(), _runtime(), _kernels(), *_packages(), _compiled(), _torch(), _measuring(), _cuda(), _cache()]
+    return [_python(), _runtime(), _kernels(), *_packages(), _compiled(), _spill(), _torch(), _measuring(), _cuda(), _cache()]
 
 
 def _python() -> Finding:
@@ -102,6 +102,24 @@ def _compiled() -> Finding:
             "install a C compiler, then onnxremat again",
         )
     return Finding("compiled planning", "ok", "annealer and arena are compiled")
+
+
+def _spill() -> Finding:
+    """The operators for swapping to disk, run once in the folder that is swapped to."""
+    from .spill import probe
+
+    try:
+        where, in_memory = probe()
+    except OnnxRematError as error:
+        return Finding("swap to disk", "warning", "not possible here; recomputing works without it", str(error))
+    if in_memory:
+        return Finding(
+            "swap to disk",
+            "warning",
+            f"{where} is a file system in memory, so swapping to it saves none",
+            "choose a folder on a disk with --spill-dir or ONNXREMAT_SPILL_DIR",
+        )
+    return Finding("swap to disk", "ok", f"the operators work in {where}")
 
 
 def _torch() -> Finding:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,8 @@ from .errors import OnnxRematError
 from .graph import GraphBuilder, nbytes
 from .ops import traits
 from .portable.tokens import order_by_tokens
-from .scheduler import Plan, Problem
+from .scheduler import Plan, Problem, Step
+from .swaps import Swaps
 from .targets import ORT_TRAINING, Target
 from .training_graph import FORWARD, PHASE
 from .writes import note_writes, overwritten
@@ -47,7 +48,7 @@ def emit(model: ir.Model, problem: Problem, plan: Plan, pen_bytes: int = 0, targ
     Args:
         model: the unscheduled training graph; it is left alone.
         problem: its scheduling problem (op i is node i).
-        plan: the sequence of runs.
+        plan: the sequence of runs and swaps.
         pen_bytes: size of the pen for small buffers (``onnxremat.runtime.arena.place``); 0 for none.
         target: whether data edges are to force the order.
 
@@ -55,15 +56,26 @@ def emit(model: ir.Model, problem: Problem, plan: Plan, pen_bytes: int = 0, targ
         The scheduled graph. A clone of ``node`` is called ``node@k`` for its k-th recompute, and so are its outputs.
 
     Raises:
-        OnnxRematError: the plan swaps tensors, or overwrites a value that a later run reads.
+        OnnxRematError: the plan overwrites a value that a later run reads.
     """
-    if plan.swapped_tensors:
-        raise OnnxRematError("the plan swaps tensors, which this target has no operators for: plan with recomputes only")
-    return lay_out(model, plan.sequence, pen_bytes, target)
+    if plan.swapped_tensors and target.tokens:
+        raise OnnxRematError(f"the plan swaps tensors, which target {target.name} has no operators for: plan with recomputes only")
+    return _lay_out(model, plan.steps, lambda nodes, latest: Swaps(problem, plan, nodes, latest), pen_bytes, target)
 
 
-def lay_out(model: ir.Model, sequence: Iterable[int], pen_bytes: int = 0, target: Target = ORT_TRAINING) -> Emitted:
-    """A copy of a training graph with its nodes run in the order of ``sequence`` (node i is number i); see :func:`emit`."""
+def lay_out(model: ir.Model, target: Target) -> ir.Model:
+    """A copy of a training graph in its own order, which is forced where the target's way is data edges."""
+    steps = [Step("run", op) for op in range(len(model.graph))]
+    return _lay_out(model, steps, lambda nodes, latest: None, 0, target).model
+
+
+def _lay_out(
+    model: ir.Model,
+    steps: Sequence[Step],
+    make_swaps: Callable[[Sequence[ir.Node], MutableMapping[int, ir.Value]], Swaps | None],
+    pen_bytes: int,
+    target: Target,
+) -> Emitted:
     source = model.graph
     nodes = list(source)
     latest: dict[int, ir.Value] = {}
@@ -72,7 +84,13 @@ def lay_out(model: ir.Model, sequence: Iterable[int], pen_bytes: int = 0, target
     runs: dict[int, int] = {}
     laid: list[ir.Node] = []
     originals: dict[int, ir.Value] = {}
-    for op in sequence:
+    swaps = make_swaps(nodes, latest)
+    for step in steps:
+        if step.kind != "run":
+            assert swaps is not None
+            laid.append(swaps.node(step))
+            continue
+        op = step.index
         node = nodes[op]
         count = runs[op] = runs.get(op, -1) + 1
         made = _run(node, latest, count)
@@ -83,8 +101,8 @@ def lay_out(model: ir.Model, sequence: Iterable[int], pen_bytes: int = 0, target
         inputs,
         [originals[id(v)] for v in source.outputs],
         nodes=laid,
-        initializers=constants,
-        opset_imports=dict(source.opset_imports),
+        initializers=[*constants, *(swaps.constants if swaps is not None else ())],
+        opset_imports=dict(source.opset_imports) | (swaps.opset_imports if swaps is not None else {}),
         name=source.name or "training",
     )
     _free_unread(graph, target)

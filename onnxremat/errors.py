@@ -33,6 +33,14 @@ class OutOfBudget(OnnxRematError):
     """The capped arena refused an allocation during a step: the step would have exceeded the budget."""
 
 
+class SpillUnavailable(OnnxRematError):
+    """The operators that swap to a file can't be had on this machine."""
+
+
+class SpillFailed(OnnxRematError):
+    """A tensor could not be written to the disk or read back, and the step was stopped."""
+
+
 class BudgetInfeasible(OnnxRematError):
     """No plan was found within the budget.
 

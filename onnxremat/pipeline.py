@@ -16,9 +16,10 @@ import onnx
 from . import artifact as files
 from .artifact import Artifact, file_digests, save_checkpoint, save_model
 from .costs import analytic_costs, measured_costs
+from .costs.transfer import Swap, swap_channel, swap_note
 from .costs.workspace import heap_bytes
 from .emit import Emitted, emit, is_helper, lay_out
-from .errors import ArtifactError, VerificationFailed
+from .errors import ArtifactError, UsageError, VerificationFailed
 from .eval_batch import open_batch
 from .eval_graph import eval_model, evaluation_form
 from .export_cache import cached_export
@@ -32,8 +33,9 @@ from .progress import Interruption, planning_messages
 from .runtime.ort import STOCK_PACKAGES, TRAINING_PACKAGES, require_training_package
 from .runtime.session import LEVELS, SESSION_OPTIONS, Options, execution_order
 from .schedule import OPTIMIZER_BYTES, Scheduled, Search, needed_budget, schedule, schedule_smallest, schedule_unscheduled
-from .scheduler import Problem
-from .targets import ORT_TRAINING, Target, target_named
+from .scheduler import Plan, Problem, evaluate
+from .spill import DOMAIN
+from .targets import ORT_TRAINING, SPILL_SUFFIX, Target, target_named
 from .training_graph import TrainingGraph, build_training_graph
 from .units import Budget, format_bytes
 from .writes import writes_of
@@ -70,6 +72,7 @@ class Request:
         freeze: patterns of parameters that are not trained, such as ``backbone.*``.
         train_mode: of a .onnx file: turn inference BatchNormalization and Dropout into their training forms.
         verify: check the numbers when done.
+        swap: which tensors may be swapped, and where to.
     """
 
     source: str
@@ -89,6 +92,7 @@ class Request:
     freeze: tuple[str, ...] = ()
     train_mode: bool = False
     verify: bool = True
+    swap: Swap = field(default_factory=Swap)
 
 
 def compile_source(request: Request, output: Path, progress: Progress = lambda _: None) -> Artifact:
@@ -166,14 +170,17 @@ def compile_graphs(
         require_training_package()
     forward_outputs = list(evaluation.outputs)
     forward.freeze(request.freeze)
+    if request.swap.kind != "none" and target.tokens:
+        raise UsageError(f"--swap {request.swap.kind} needs operators of its own, which --target {target.name} does without: leave one of them out")
+    channel = swap_channel(request.swap)
     progress("deriving the backward graph")
     optimizer = replace(request.optimizer, kernels=target.training_package)
     training = build_training_graph(forward, optimizer, resolve_layout(request.conv_layout, NCHWC in target.domains), target)
     with whole_folder(output) as staging:
-        reference = lay_out(training.model, range(len(training.graph)), target=target).model if target.tokens else training.model
+        reference = lay_out(training.model, target) if target.tokens else training.model
         save_model(reference, staging / files.UNSCHEDULED)
         costs = node_costs(training, staging / files.UNSCHEDULED, request, progress)
-        problem = training_problem(training, costs, request.source)
+        problem = replace(training_problem(training, costs, request.source), transfer=channel)
         unscheduled = schedule_unscheduled(problem)
         search = Search(request.strategy, request.time_limit, request.seed, request.work_limit)
         begin = time.perf_counter()
@@ -190,6 +197,9 @@ def compile_graphs(
         solve_seconds = time.perf_counter() - begin
         emitted = emit(training.model, problem, scheduled.plan, scheduled.placement.pen_bytes, target)
         save_model(emitted.model, staging / files.TRAINING)
+        note = swap_note(request.swap, problem, scheduled.plan.swapped_tensors, scheduled.plan.recomputed_ops)
+        if note:
+            progress(note)
         check_order(staging / files.TRAINING, emitted, target)
         loss_options = forward.source.get("loss_options", {})
         evaluated = open_batch(
@@ -213,6 +223,7 @@ def compile_graphs(
         problem.save(staging / files.PROBLEM)
         scheduled.plan.save(staging / files.PLAN)
         manifest = _manifest(training, forward_outputs, problem, scheduled, emitted, request, costs, solve_seconds)
+        manifest["swap"] = None if channel is None else _swaps(problem, scheduled.plan, note)
         manifest["eval_batch"] = {"open": not evaluated.reason, "reason": evaluated.reason}
         manifest["files"] = file_digests(staging)
         write_json(staging / files.MANIFEST, manifest)
@@ -287,7 +298,7 @@ def _manifest(
     return {
         "format": files.FORMAT,
         "version": files.VERSION,
-        "target": request.target,
+        "target": request.target + (SPILL_SUFFIX if plan.swapped_tensors else ""),
         "source": copy.deepcopy(training.source),
         "inputs": [str(s) for s in training.inputs],
         "labels": [str(s) for s in training.labels],
@@ -339,6 +350,21 @@ def _manifest(
         },
         "verification": None,
         "files": {},
+    }
+
+
+def _swaps(problem: Problem, plan: Plan, note: str) -> dict[str, Any]:
+    """What the manifest says of swaps; an artifact with some needs the operator library of ``onnxremat.spill`` and is not portable."""
+    channel = problem.transfer
+    assert channel is not None
+    return {
+        "kind": "disk",
+        "operators": DOMAIN,
+        "portable": not plan.swapped_tensors,
+        "bytes_per_second_out": channel.bytes_per_second_out,
+        "bytes_per_second_in": channel.bytes_per_second_in,
+        "disk_bytes": evaluate(problem, plan.steps).host_bytes,
+        "note": note,
     }
 
 

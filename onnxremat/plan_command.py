@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .api import known_strategy, parse_budget, parse_specs
-from .errors import BudgetInfeasible, OnnxRematError
+from .costs.transfer import Swap, swap_channel
+from .errors import BudgetInfeasible, OnnxRematError, UsageError
 from .foreign import problem_from_file
 from .progress import planning_messages
 from .scheduler import Infeasible, Outcome, Plan, Problem, compare, evaluate, minimum_budget, solve
@@ -81,6 +82,7 @@ class Planned:
             ("time", f"{plan.seconds:.6g} {self.unit} ({_overhead(plan):+.2%})"),
             ("proven gap", f"at most {plan.gap:.2%}"),
             ("recomputed ops", f"{plan.recomputed_ops} ({plan.strategy}, {plan.solve_seconds:.1f} s)"),
+            *([("swapped tensors", str(plan.swapped_tensors))] if self.problem.transfer is not None else []),
         ]
 
     def table(self) -> list[str]:
@@ -112,6 +114,7 @@ def plan_file(
     seed: int = 0,
     say: Callable[[str], None] = lambda message: None,
     work_limit: int | None = None,
+    swap: Swap | None = None,
 ) -> Planned:
     """Plan a file.
 
@@ -124,6 +127,7 @@ def plan_file(
         seed: source of chance.
         say: told of progress.
         work_limit: moves of local search; None for as many as are worth it.
+        swap: the channel; left out, or "none", it is the problem's own.
 
     Returns:
         What was found; with ``all``, there may be no plan in it.
@@ -135,6 +139,10 @@ def plan_file(
     if strategy != ALL:
         known_strategy(strategy)
     problem = problem_from_file(path, parse_specs(inputs))
+    if swap is not None and swap.kind != "none":
+        if problem.unit != "seconds":
+            raise UsageError(f"--swap needs a problem in seconds; this one counts in '{problem.unit}'")
+        problem = replace(problem, transfer=swap_channel(swap))
     unscheduled = evaluate(problem, range(len(problem.ops)))
     wanted = parse_budget(budget, None)
     peak = unscheduled.peak_bytes

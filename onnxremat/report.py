@@ -82,8 +82,7 @@ def alive_at(problem: Problem, steps: Sequence[Step], step: int) -> list[Buffer]
             rows[bound[move.index]][4] = k
             continue
         if move.kind == "swap_in":
-            old = bound[move.index]
-            bound |= {t: len(rows) for t, number in bound.items() if number == old}
+            old, bound[move.index] = bound[move.index], len(rows)
             rows.append([*rows[old][:3], k, k])
             continue
         o = move.index

@@ -9,7 +9,19 @@ from dataclasses import dataclass, replace
 from .errors import BudgetInfeasible, OnnxRematError
 from .placement import GRANULE, UNLIMITED, ArenaExhausted, Placement, bookkeeping_bytes, capacity_within, compact, place
 from .progress import Interruption
-from .scheduler import Infeasible, Plan, Problem, Progress, lower_bound, plan_from_sequence, smallest_plan, solve
+from .scheduler import (
+    Infeasible,
+    Lowered,
+    Plan,
+    PlanError,
+    Problem,
+    Progress,
+    lower,
+    lower_bound,
+    plan_from_sequence,
+    smallest_plan,
+    solve,
+)
 from .units import format_bytes
 
 #: Room that the separate optimizer needs for the slices it works on.
@@ -139,19 +151,19 @@ def schedule(
         if isinstance(plan, Infeasible):
             break
         most = max(plan.peak_bytes, floor + room)
-        sequence = compact(problem, plan.sequence, most, room, min(left / 4, _COMPACT_SECONDS), search.seed, capacity=capacity)
-        plan = replace(plan_from_sequence(problem, sequence, max(limit, most), plan.strategy), solve_seconds=plan.solve_seconds)
+        plan = _compacted(problem, plan, max(limit, most), most, room, min(left / 4, _COMPACT_SECONDS), search.seed, capacity)
         fitting = _fit(problem, plan, budget)
         if fitting is not None:
             bound = lower_bound(problem, budget, 0.0 if interruption.asked else min(_BOUND_SECONDS, search.time_limit))
             # What exceeds a plan that runs can only be the solver's rounding.
             return replace(fitting, plan=replace(fitting.plan, seconds_lower_bound=min(bound, plan.seconds)))
-        hint = plan.sequence
-        arena_bytes = place(problem, plan.sequence, UNLIMITED).arena_bytes
+        hint = None if plan.swapped_tensors else plan.sequence
+        form = _lowered(problem, plan)
+        arena_bytes = place(form.problem, form.sequence, UNLIMITED).arena_bytes
         smallest = min(smallest, needed_budget(problem, arena_bytes + _slack(arena_bytes)))
         if last or (time.monotonic() > deadline and not interruption.asked):
             break
-        needed = place(problem, plan.sequence, max(0, capacity), overflow=True).arena_bytes
+        needed = place(form.problem, form.sequence, max(0, capacity), overflow=True).arena_bytes
         limit = min(limit - max(1, room // 64), floor + (plan.peak_bytes - floor) * room // max(1, needed))
     raise _infeasible(problem, budget, max(smallest, budget + 1), proven)
 
@@ -185,6 +197,25 @@ def _tightest(problem: Problem, search: Search) -> Scheduled:
     return fitting
 
 
+def _lowered(problem: Problem, plan: Plan) -> Lowered:
+    """The plan with its swaps as ops, as the runtime has them."""
+    form = lower(problem, plan.steps)
+    if form is None:
+        raise OnnxRematError("the plan swaps tensors in a way that can't be placed: this is a fault of the planner, please report it")
+    return form
+
+
+def _compacted(problem: Problem, plan: Plan, limit: int, most: int, room: int, seconds: float, seed: int, capacity: int = UNLIMITED) -> Plan:
+    """The plan with its runs and transfers moved so that the arena gets smaller, towards ``room`` bytes; live bytes stay within ``most``."""
+    form = _lowered(problem, plan)
+    steps = form.plan_steps(compact(form.problem, form.sequence, most, room, seconds, seed, capacity=capacity))
+    try:
+        moved = plan_from_sequence(problem, steps, limit, plan.strategy)
+    except PlanError:
+        return plan  # moved swaps mean something else than what was placed
+    return plan if lower(problem, steps) is None else replace(moved, solve_seconds=plan.solve_seconds)
+
+
 def _solve(
     problem: Problem,
     limit: int,
@@ -208,14 +239,15 @@ def _fit(problem: Problem, plan: Plan, budget: int) -> Scheduled | None:
     budget, which makes it a hard limit.
     """
     largest = capacity_within(budget - problem.resident_bytes)
-    wanted = place(problem, plan.sequence, UNLIMITED).arena_bytes
+    form = _lowered(problem, plan)
+    wanted = place(form.problem, form.sequence, UNLIMITED).arena_bytes
     smallest = max(wanted + _slack(wanted), OPTIMIZER_BYTES)
     if largest < OPTIMIZER_BYTES:
         return None
     # The largest one is tried in any case: its end may keep buffers from where an endless arena would have put them.
     for capacity in dict.fromkeys(min(int(smallest * (1 + share)), largest) for share in _CAPACITIES):
         try:
-            placement = place(problem, plan.sequence, capacity)
+            placement = place(form.problem, form.sequence, capacity)
         except ArenaExhausted:
             continue
         peak = _peak_at(problem, placement, capacity)
@@ -229,7 +261,8 @@ def _smallest_peak(problem: Problem, limit: int, search: Search) -> int:
     plan = _solve(problem, limit, search, search.time_limit / 4)
     if isinstance(plan, Infeasible):
         return UNLIMITED
-    arena_bytes = place(problem, compact(problem, plan.sequence, plan.peak_bytes, 0, _COMPACT_SECONDS, search.seed), UNLIMITED).arena_bytes
+    form = _lowered(problem, _compacted(problem, plan, UNLIMITED, plan.peak_bytes, 0, _COMPACT_SECONDS, search.seed))
+    arena_bytes = place(form.problem, form.sequence, UNLIMITED).arena_bytes
     return needed_budget(problem, arena_bytes + 2 * _slack(arena_bytes))
 
 

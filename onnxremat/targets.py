@@ -20,6 +20,8 @@ from .ops import MS
 from .portable.lowerings import LOWERINGS
 from .portable.writes import lower_writes
 
+#: What the name of an artifact's target ends in where its graph swaps tensors by operators of onnxremat's own.
+SPILL_SUFFIX = "+spill"
 #: From a node's context: a replacement for each output (None: not used), or None to leave the node as it is.
 Lowering = Callable[[Context], "Sequence[Expr | None] | None"]
 

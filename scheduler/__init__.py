@@ -15,12 +15,14 @@ from .plan import Plan, Step
 from .problem import Op, Problem, Tensor, Transfer
 from .solve import lower_bound, minimum_budget, plan_from_sequence, smallest_plan, solve
 from .strategies import Context, Progress, distinct_strategies, register, strategies
+from .swap import Lowered, lower
 from .validate import validate
 
 __all__ = [
     "Context",
     "Evaluation",
     "Infeasible",
+    "Lowered",
     "Op",
     "Outcome",
     "Plan",
@@ -36,6 +38,7 @@ __all__ = [
     "compare",
     "distinct_strategies",
     "evaluate",
+    "lower",
     "lower_bound",
     "minimum_budget",
     "plan_from_sequence",

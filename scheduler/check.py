@@ -116,6 +116,7 @@ def _check_aliases(problem: Problem) -> None:
 def _check_order(problem: Problem) -> None:
     ops, tensors = problem.ops, problem.tensors
     for i, op in enumerate(ops):
+        first = set(op.inputs)
         for t in (*op.inputs, *(op.recompute_inputs or ())):
             producer = tensors[t].producer
             if producer < i:
@@ -123,6 +124,8 @@ def _check_order(problem: Problem) -> None:
             cycle = _find_cycle(problem)
             if cycle:
                 raise _fail(problem, f"the ops depend on each other in a cycle: {' -> '.join(ops[j].name for j in cycle[:8])}")
+            if t not in first:
+                continue  # a recompute may read what only a later op writes, such as a tensor that is swapped in
             when = f"before {ops[producer].name!r} writes it; give the ops in a valid order"
             raise _fail(problem, f"op {op.name!r} reads {tensors[t].name!r} {when}")
 

@@ -33,19 +33,22 @@ class Evaluation:
         seconds: sum of the runs and transfers.
         peak_step: index of the (first) largest step, -1 for an empty sequence.
         profile: int64 array, bytes of every step.
+        host_bytes: the most bytes that swapped tensors take on the host at one time.
     """
 
     peak_bytes: int
     seconds: float
     peak_step: int
     profile: npt.NDArray[np.int64]
+    host_bytes: int = 0
 
 
 def evaluate(problem: Problem, steps: Sequence[Step] | Sequence[int]) -> Evaluation:
     """Simulate a sequence of steps; a plain integer stands for the run of that op.
 
-    Transfers are serial: ``swap_out`` frees the device bytes after its step and holds host bytes until the matching ``swap_in``,
-    which needs device bytes from its step on.
+    Transfers are serial.  ``swap_out`` reads the latest instance of a tensor with a storage of its own and keeps a copy on the host, which
+    takes bytes there up to the last ``swap_in`` that reads it; the instance dies as any other does, after its last read.  ``swap_in`` makes a
+    new instance from the latest copy, as a run would; views of the old one stay with that until they are made again.
 
     Args:
         problem: a checked problem.
@@ -63,23 +66,29 @@ def evaluate(problem: Problem, steps: Sequence[Step] | Sequence[int]) -> Evaluat
     count = len(steps)
     bound = [_PERSISTENT if tensor.producer < 0 else _NONE for tensor in tensors]
     runs = [0] * len(ops)
-    # Instances: step of birth (or of the latest swap-in), last step alive, bytes, on the host or not.
+    # Instances: step of birth, last step alive, bytes.
     start: list[int] = []
     last: list[int] = []
     size: list[int] = []
-    away: list[bool] = []
-    closed: list[tuple[int, int, int]] = []
     takeovers: list[tuple[int, int, int]] = []
+    copies = _Copies(problem)
     workspace = np.zeros(count, dtype=np.int64)
     replaced: set[int] = set()
     # Added up exactly, so that the same runs in another order take the same time to the last bit.
     spent: list[float] = []
-    host = 0
     sequence: Sequence[Step | int] = steps
     for k, step in enumerate(sequence):
         if isinstance(step, Step):
             if step.kind != "run":
-                host, seconds = _transfer(problem, k, step, bound, start, last, size, away, closed, host)
+                t = step.index
+                nbytes, seconds = copies.move(k, step, bound)
+                if step.kind == "swap_out":
+                    last[bound[t]] = k
+                else:
+                    bound[t] = len(start)
+                    start.append(k)
+                    last.append(k)
+                    size.append(nbytes)
                 spent.append(seconds)
                 continue
             o = step.index
@@ -101,8 +110,6 @@ def evaluate(problem: Problem, steps: Sequence[Step] | Sequence[int]) -> Evaluat
                 if i == _PERSISTENT:
                     continue
                 raise PlanError(f"step {k}: op {op.name!r} reads {tensors[t].name!r}, which has not been computed")
-            if away[i]:
-                raise PlanError(f"step {k}: op {op.name!r} reads {tensors[t].name!r}, which is swapped out")
             last[i] = k
         if old and replaced:
             for r in old:
@@ -115,7 +122,6 @@ def evaluate(problem: Problem, steps: Sequence[Step] | Sequence[int]) -> Evaluat
             start.append(k)
             last.append(k)
             size.append(tensors[t].bytes)
-            away.append(False)
         for t, source in views:
             bound[t] = bound[source]
         if op.inplace:
@@ -131,8 +137,6 @@ def evaluate(problem: Problem, steps: Sequence[Step] | Sequence[int]) -> Evaluat
     held = set()
     for t, tensor in enumerate(tensors):
         if tensor.output and bound[t] >= 0:
-            if away[bound[t]]:
-                raise PlanError(f"step {count}: output {tensor.name!r} is swapped out at the end")
             held.add(bound[t])
             last[bound[t]] = count - 1
     taken: set[int] = set()
@@ -141,51 +145,63 @@ def evaluate(problem: Problem, steps: Sequence[Step] | Sequence[int]) -> Evaluat
         if last[i] == k and i not in held and start[i] < k and size[i] == size[j] and j not in taken:
             last[i] = k - 1
             taken.add(j)
-    alive = [i for i in range(len(start)) if not away[i]]
-    begin = np.array([start[i] for i in alive] + [c[0] for c in closed], dtype=np.int64)
-    end = np.array([last[i] for i in alive] + [c[1] for c in closed], dtype=np.int64) + 1
-    weight = np.array([size[i] for i in alive] + [c[2] for c in closed], dtype=np.float64)
+    begin = np.array(start, dtype=np.int64)
+    end = np.array(last, dtype=np.int64) + 1
+    weight = np.array(size, dtype=np.float64)
     change = np.bincount(begin, weights=weight, minlength=count + 1) - np.bincount(end, weights=weight, minlength=count + 1)
     profile = np.cumsum(change[:count]).astype(np.int64) + workspace + problem.resident_bytes
     peak_step = int(profile.argmax()) if count else -1
     peak = int(profile[peak_step]) if count else problem.resident_bytes
-    return Evaluation(max(peak, problem.optimizer_peak_bytes), math.fsum(spent), peak_step, profile)
+    return Evaluation(max(peak, problem.optimizer_peak_bytes), math.fsum(spent), peak_step, profile, copies.host_bytes(count))
 
 
-def _transfer(
-    problem: Problem,
-    k: int,
-    step: Step,
-    bound: list[int],
-    start: list[int],
-    last: list[int],
-    size: list[int],
-    away: list[bool],
-    closed: list[tuple[int, int, int]],
-    host: int,
-) -> tuple[int, float]:
-    """Do one swap step on the state of :func:`evaluate`; returns the host bytes then held and the seconds it takes."""
-    channel = problem.transfer
-    if channel is None:
-        raise PlanError(f"step {k}: {step.kind} needs a transfer channel, and the problem has none")
-    if not 0 <= step.index < len(bound):
-        raise PlanError(f"step {k}: there is no tensor {step.index}")
-    name, i = problem.tensors[step.index].name, bound[step.index]
-    if i == _PERSISTENT:
-        raise PlanError(f"step {k}: {name!r} is persistent and cannot be swapped")
-    if i == _NONE:
-        raise PlanError(f"step {k}: {step.kind} of {name!r}, which has not been computed")
-    if step.kind == "swap_out":
-        if away[i]:
-            raise PlanError(f"step {k}: {name!r} is already swapped out")
-        host += size[i]
-        if host > channel.host_bytes:
-            raise PlanError(f"step {k}: swapping out {name!r} needs {host} host bytes, {channel.host_bytes} are lent")
-        closed.append((start[i], k, size[i]))
-        away[i] = True
-        return host, size[i] / channel.bytes_per_second_out
-    if not away[i]:
-        raise PlanError(f"step {k}: {name!r} is not swapped out")
-    away[i] = False
-    start[i] = last[i] = k
-    return host - size[i], size[i] / channel.bytes_per_second_in
+class _Copies:
+    """The copies of swapped tensors on the host."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.latest: dict[int, int] = {}
+        # Per copy: tensor, step that made it, step that reads it last (or -1).
+        self.rows: list[list[int]] = []
+
+    def move(self, k: int, step: Step, bound: Sequence[int]) -> tuple[int, float]:
+        """Do one swap step; returns bytes and seconds."""
+        channel, t = self.problem.transfer, step.index
+        if channel is None:
+            raise PlanError(f"step {k}: {step.kind} needs a transfer channel, and the problem has none")
+        if not 0 <= t < len(bound):
+            raise PlanError(f"step {k}: there is no tensor {t}")
+        tensor = self.problem.tensors[t]
+        if bound[t] == _PERSISTENT or self.problem.index.persistent[t]:
+            raise PlanError(f"step {k}: {tensor.name!r} is persistent and cannot be swapped")
+        if tensor.alias_of >= 0 or tensor.output:
+            raise PlanError(f"step {k}: {tensor.name!r} is {'an output of the step' if tensor.output else 'a view'} and cannot be swapped")
+        if step.kind == "swap_out":
+            if bound[t] == _NONE:
+                raise PlanError(f"step {k}: {step.kind} of {tensor.name!r}, which has not been computed")
+            self.latest[t] = len(self.rows)
+            self.rows.append([t, k, -1])
+            return tensor.bytes, tensor.bytes / channel.bytes_per_second_out
+        if t not in self.latest:
+            raise PlanError(f"step {k}: {tensor.name!r} is not swapped out")
+        self.rows[self.latest[t]][2] = k
+        return tensor.bytes, tensor.bytes / channel.bytes_per_second_in
+
+    def host_bytes(self, count: int) -> int:
+        """The most bytes that copies take at one time; raises PlanError where that is more than is lent, or where one is never read."""
+        tensors, channel = self.problem.tensors, self.problem.transfer
+        if not self.rows or channel is None:
+            return 0
+        change = [0] * (count + 1)
+        for t, made, read in self.rows:
+            if read < 0:
+                raise PlanError(f"step {made}: {tensors[t].name!r} is swapped out and never read back")
+            change[made] += tensors[t].bytes
+            change[read + 1] -= tensors[t].bytes
+        held = peak = 0
+        for k, delta in enumerate(change):
+            held += delta
+            peak = max(peak, held)
+            if held > channel.host_bytes:
+                raise PlanError(f"step {k}: what is swapped out needs {held} host bytes, {channel.host_bytes} are lent")
+        return peak

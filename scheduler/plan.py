@@ -17,7 +17,10 @@ _KINDS: tuple[StepKind, ...] = ("run", "swap_out", "swap_in")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step: the run of an op (``index`` is an op) or the transfer of a tensor's storage (``index`` is a tensor)."""
+    """One step: the run of an op (``index`` is an op) or the transfer of a tensor with a storage of its own (``index`` is a tensor).
+
+    ``swap_out`` copies it to the host, ``swap_in`` makes a new instance of it from there; see :func:`evaluate`.
+    """
 
     kind: StepKind
     index: int

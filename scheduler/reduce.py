@@ -173,6 +173,8 @@ def reduce_problem(problem: Problem) -> Reduced:
     certain: list[tuple[int, ...]] = [() for _ in tensors]
     old: list[tuple[int, ...]] = [index.root[t : t + 1] if tensors[t].producer < 0 else () for t in range(len(tensors))]
     frozen: set[int] = set()
+    # What recomputes read may come later in the base order, so it is looked up at the end.
+    repeats: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
 
     def union(groups: list[tuple[int, ...]]) -> tuple[int, ...]:
         return tuple(dict.fromkeys(s for group in groups for s in group))
@@ -237,14 +239,11 @@ def reduce_problem(problem: Problem) -> Reduced:
                     frozen.add(reduced.producer[storage[base]])
                     reduced.held[storage[base]] |= tensors[t].output
         reduced.reads.append(first)
-        reduced.again.append(first if again == first else again)
-        always = union([certain[t] for t in again_inputs])
-        reduced.needs.append(tuple(s for s in union([certain[t] for t in op.inputs]) if s in always))
+        repeats.append((op.inputs, again_inputs))
         reduced.outs.append(tuple(outs))
         reduced.rerun.append(not op.pinned and not op.writes and not pure[i])
         reduced.movable.append(not op.writes and op.pinned not in _ORDERED)
         reduced.killers_first.append(first_old)
-        reduced.killers_again.append(again_old)
         pairs: dict[int, int] = {}
         for a, b in op.inplace:
             source, target = storage.get(index.root[a]), storage.get(b)
@@ -253,6 +252,11 @@ def reduce_problem(problem: Problem) -> Reduced:
             if reduced.size[source] == reduced.size[target] and target not in pairs.values():
                 pairs.setdefault(source, target)
         reduced.takeover.append(pairs)
+    for first_inputs, again_inputs in repeats:
+        reduced.again.append(union([resolved[t] for t in again_inputs]))
+        always = union([certain[t] for t in again_inputs])
+        reduced.needs.append(tuple(s for s in union([certain[t] for t in first_inputs]) if s in always))
+        reduced.killers_again.append(union([old[t] for t in again_inputs]))
     for r in frozen:
         reduced.rerun[r] = False
     _name_killers(reduced)

@@ -2,8 +2,10 @@
 
 Take a path x_1 .. x_k of the graph.  The first runs of its ops come in that order in every valid sequence, whatever else is reordered or
 recomputed; stage j is the time from the first run of x_j up to that of x_{j+1}.  A binary r[j,o] says that o runs in stage j, a binary
-s[j,v] that storage v is live just before x_j first runs.  Every sequence gives a solution of the program below, so its optimum, and the
-optimum of its linear relaxation, bound the seconds from below.  :mod:`.prover` chooses paths and shares time among their programs.
+s[j,v] that storage v is live just before x_j first runs.  With a swap channel a binary w[j,v] says that v comes back in stage j, which
+serves there as a run of its op would, and z[v] that it went out; each costs its transfer.  Every sequence gives a solution of the program
+below, so its optimum, and the optimum of its linear relaxation, bound the seconds from below.  :mod:`.prover` chooses paths and shares time
+among their programs.
 """
 
 from __future__ import annotations
@@ -100,7 +102,7 @@ def _bytes_across(reduced: Reduced, path: list[int]) -> list[int]:
 def rounded_up(reduced: Reduced, bound: float) -> float:
     """The least cost, not below the bound, that a sequence can have: a sum of costs that are multiples of one integer is one as well."""
     costs = [op.seconds for op in reduced.problem.ops]
-    if not math.isfinite(bound) or not all(float(c).is_integer() and c < 2**40 for c in costs):
+    if reduced.problem.transfer is not None or not math.isfinite(bound) or not all(float(c).is_integer() and c < 2**40 for c in costs):
         return bound
     unit = math.gcd(*(int(c) for c in costs))
     return max(bound, float(unit * math.ceil((bound / unit) * (1 - 1e-9)))) if unit else bound
@@ -170,6 +172,12 @@ class StageProgram:
         runs = np.arange((k + 1) * n).reshape(k + 1, n)
         live = (k + 1) * n + np.arange(k * m).reshape(k, m)
         self.size = (k + 1) * n + k * m
+        # w[j,v], j = 0 .. k, and z[v], where there is a channel.
+        channel = problem.transfer
+        back = self.size + np.arange((k + 1) * m).reshape(k + 1, m)
+        out = self.size + (k + 1) * m + np.arange(m)
+        if channel is not None:
+            self.size += (k + 2) * m
         low, high = np.zeros(self.size), np.ones(self.size)
         rows: list[int] = []
         columns: list[int] = []
@@ -192,6 +200,8 @@ class StageProgram:
                         high[runs[j, i]] = 0.0
                         for v in outputs[o]:
                             high[live[j, place[v]]] = 0.0
+                            if channel is not None:
+                                high[back[j, place[v]]] = 0.0
             if j > 0:
                 low[runs[j, column[path[j - 1]]]] = 1.0
             for i, o in enumerate(ops):
@@ -201,6 +211,8 @@ class StageProgram:
                     terms = [(runs[j, i], 1.0), (runs[j, column[reduced.producer[v]]], -1.0)]
                     if j > 0:
                         terms.append((live[j - 1, place[v]], -1.0))
+                    if channel is not None:
+                        terms.append((back[j, place[v]], -1.0))
                     row(terms, 0.0)
             if j < k:
                 x = path[j]
@@ -210,6 +222,8 @@ class StageProgram:
                     terms = [(live[j, i], 1.0), (runs[j, column[reduced.producer[v]]], -1.0)]
                     if j > 0:
                         terms.append((live[j - 1, i], -1.0))
+                    if channel is not None:
+                        terms.append((back[j, i], -1.0))
                     row(terms, 0.0)
                 for v in inputs[x]:
                     low[live[j, place[v]]] = 1.0
@@ -224,6 +238,13 @@ class StageProgram:
         self._cost = np.zeros(self.size)
         for j in range(k + 1):
             self._cost[runs[j]] = np.array([price[o] for o in ops]) / max(self.total, 1e-300)
+        if channel is not None:
+            sizes = np.array([reduced.size[v] for v in storages], dtype=np.float64) / max(self.total, 1e-300)
+            self._cost[back] = sizes / channel.bytes_per_second_in
+            self._cost[out] = sizes / channel.bytes_per_second_out
+            for j in range(k + 1):
+                for i in range(m):
+                    row([(back[j, i], 1.0), (out[i], -1.0)], 0.0)
         self._reduced, self._ops, self._stages = reduced, ops, k + 1
         self._low, self._high, self._limits = low, high, np.array(limits)
         self._matrix: Any = coo_matrix((values, (rows, columns)), shape=(len(limits), self.size)).tocsr()

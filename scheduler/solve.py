@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from .bounds import bytes_floor, seconds_floor
 from .errors import Infeasible, PlanError
@@ -11,15 +13,18 @@ from .evaluate import evaluate
 from .plan import Plan, Step
 from .problem import Problem, is_duration
 from .proof import Proof
-from .prover import Prover
+from .prover import Prover, best_bound
 from .reduce import reduce_problem
 from .strategies.registry import Context, Progress, Strategy, get_strategy
+from .swap_search import STRATEGIES, SwapSearch
 from .validate import validate
 
 __all__ = ["lower_bound", "minimum_budget", "plan_from_sequence", "smallest_plan", "solve"]
 
 # The least time limit at which a proof is worth its process, and how often one is looked at.
 _PROOF_SECONDS, _POLL_SECONDS = 1.0, 0.05
+# Share of the time that recompute alone has where tensors may be swapped as well.
+_ALONE = 0.5
 
 
 def solve(
@@ -65,6 +70,8 @@ def solve(
         raise PlanError(f"work limit must be a number of moves, zero or more, not {work_limit!r}")
     run = get_strategy(strategy)
     problem.check()
+    if problem.transfer is not None and strategy in STRATEGIES:
+        return _solve_swapping(problem, budget_bytes, strategy, time_limit, seed, progress, bound_seconds, hint, work_limit)
     started = time.monotonic()
     floor = bytes_floor(problem)
     context = Context(problem, budget_bytes, started + time_limit, seed, progress, strategy, started)
@@ -108,6 +115,61 @@ def _run(context: Context, strategy: Strategy, bound_seconds: float, time_limit:
         if context.proof is not None:
             context.proof.stop()
             context.raise_bound(context.proof.bound)
+
+
+def _solve_swapping(
+    problem: Problem,
+    budget_bytes: int,
+    strategy: str,
+    time_limit: float,
+    seed: int,
+    progress: Callable[[Progress], None] | None,
+    bound_seconds: float,
+    hint: Sequence[int] | None,
+    work_limit: int | None,
+) -> Plan:
+    """The same with a channel: the best of recompute alone, swap alone and both."""
+    started = time.monotonic()
+    deadline = started + time_limit
+    floor, least = bytes_floor(problem), seconds_floor(problem)
+    reserve = min(bound_seconds, time_limit / 3)
+
+    def tell(seconds: float) -> None:
+        if progress is not None:
+            now = time.monotonic()
+            progress(Progress(strategy, seconds, now - started, least, max(0.0, deadline - now)))
+
+    search = SwapSearch(problem, budget_bytes, deadline - reserve, seed, tell)
+    search.offer([Step("run", o) for o in range(len(problem.ops))])
+    smallest, interrupted = 1 << 62, False
+    try:
+        if strategy == "auto" and search.best is None and budget_bytes >= floor:
+            try:
+                alone = solve(replace(problem, transfer=None), budget_bytes, strategy, _ALONE * search.left, seed, progress, 0, hint, work_limit)
+                search.offer(alone.steps)
+            except Infeasible as error:
+                smallest = error.minimum_budget_bytes
+        if search.best_seconds > least and budget_bytes >= floor:
+            search.run() if strategy == "auto" else search.swap_alone()
+        if search.best is None:
+            low = SwapSearch(problem, floor, time.monotonic() + max(1.0, min(20.0, search.left)), seed)
+            low.swap_alone()
+            if strategy == "auto" and low.lowest_peak > budget_bytes:
+                low.lower_peak(max(floor, budget_bytes))
+            smallest = min(smallest, low.lowest_peak)
+            search.offer(low.lowest)
+    except KeyboardInterrupt:
+        if search.best is None:
+            raise
+        interrupted = True
+    if search.best is None:
+        raise Infeasible(smallest, floor, strategy, budget_bytes)
+    bound = least
+    allowed = min(deadline - time.monotonic(), bound_seconds)
+    if not interrupted and allowed > 0 and search.best_seconds > least:
+        with contextlib.suppress(KeyboardInterrupt):
+            bound = max(bound, best_bound(reduce_problem(problem), budget_bytes, allowed, search.best_seconds))
+    return plan_from_sequence(problem, search.best, budget_bytes, strategy, min(bound, search.best_seconds), time.monotonic() - started)
 
 
 def plan_from_sequence(

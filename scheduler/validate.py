@@ -29,8 +29,8 @@ class _Machine:
     bytes_of: dict[Buffer, int] = field(default_factory=dict)
     times_run: Counter[int] = field(default_factory=Counter)
     replaced: dict[int, int] = field(default_factory=dict)
-    on_host: set[Buffer] = field(default_factory=set)
-    host_bytes: int = 0
+    copies: list[list[int]] = field(default_factory=list)  # bytes, number of reads
+    copy_of: dict[int, int] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
 
     def storage(self, t: int) -> int:
@@ -58,8 +58,6 @@ class _Machine:
             return None
         if t not in self.home:
             raise PlanError(f"step {k}: op {op.name!r} reads {name!r}, which no run before it has written")
-        if self.home[t] in self.on_host:
-            raise PlanError(f"step {k}: op {op.name!r} reads {name!r}, which lies on the host")
         return self.home[t]
 
 
@@ -67,7 +65,7 @@ def validate(problem: Problem, plan: Plan) -> None:
     """Raise PlanError, one line, unless the plan is valid for the problem and keeps its promises.
 
     Checked: every read is served; pinned ops run once; outputs, pinned ops and side effects are there; no old version is read after its
-    replacement; the peak is within the budget and is the plan's; the time is the plan's.
+    replacement; the peak is within the budget and is the plan's; the time is the plan's; copies on the host are read and fit there.
     """
     touches: Counter[Buffer] = Counter()
     first = _Machine(problem)
@@ -76,6 +74,10 @@ def validate(problem: Problem, plan: Plan) -> None:
         touches.update(used)
         touches.update(made)
     kept = _kept(first, len(plan.steps))
+    reads_left = [copy[1] for copy in first.copies]
+    if 0 in reads_left:
+        raise PlanError(f"plan for {problem.name!r}: a tensor is copied to the host that nobody reads back")
+    on_host = 0
 
     machine = _Machine(problem)
     held: dict[Buffer, int] = {}
@@ -89,9 +91,14 @@ def validate(problem: Problem, plan: Plan) -> None:
         used, made = _advance(machine, k, step)
         for buffer in made:
             held[buffer] = machine.bytes_of[buffer]
-        if step.kind == "swap_in":
-            (buffer,) = used
-            held[buffer] = machine.bytes_of[buffer]
+        if step.kind == "swap_out":
+            on_host += machine.copies[-1][0]
+            if problem.transfer is not None and on_host > problem.transfer.host_bytes:
+                raise PlanError(f"step {k}: {on_host} bytes on the host, {problem.transfer.host_bytes} are lent")
+        elif step.kind == "swap_in":
+            copy = machine.copy_of[step.index]
+            reads_left[copy] -= 1
+            on_host -= 0 if reads_left[copy] else machine.copies[copy][0]
         credit = 0
         given: set[Buffer] = set()
         received: set[Buffer] = set()
@@ -109,8 +116,6 @@ def validate(problem: Problem, plan: Plan) -> None:
             touches[buffer] -= 1
             if not touches[buffer] and buffer not in kept:
                 held.pop(buffer, None)
-        if step.kind == "swap_out":
-            held.pop(used[0], None)
     peak = max(peak, problem.optimizer_peak_bytes)
 
     if peak != plan.peak_bytes:
@@ -126,7 +131,7 @@ def _advance(machine: _Machine, k: int, step: Step) -> tuple[list[Buffer], list[
     """Do a step; returns the buffers that it touches and those that it allocates, each once."""
     problem = machine.problem
     if step.kind != "run":
-        return [_move(machine, k, step)], []
+        return _move(machine, k, step)
     o = step.index
     if not 0 <= o < len(problem.ops):
         raise PlanError(f"step {k}: op {o} does not exist")
@@ -169,33 +174,31 @@ def _advance(machine: _Machine, k: int, step: Step) -> tuple[list[Buffer], list[
     return [b for b in used if b not in made], made
 
 
-def _move(machine: _Machine, k: int, step: Step) -> Buffer:
-    """Do a transfer; returns the buffer that moves."""
+def _move(machine: _Machine, k: int, step: Step) -> tuple[list[Buffer], list[Buffer]]:
+    """Do a transfer; returns the buffer that it reads, or the one that it fills."""
     problem, channel = machine.problem, machine.problem.transfer
     if channel is None:
         raise PlanError(f"step {k}: the problem has no transfer channel for {step.kind}")
     if not 0 <= step.index < len(problem.tensors):
         raise PlanError(f"step {k}: tensor {step.index} does not exist")
-    name = problem.tensors[step.index].name
-    buffer = machine.home.get(step.index)
-    if buffer is None:
-        raise PlanError(f"step {k}: {step.kind} of {name!r}, which is not in a buffer of the step")
-    nbytes = machine.bytes_of[buffer]
+    tensor = problem.tensors[step.index]
+    if tensor.producer == -1 or tensor.alias_of != -1 or tensor.output:
+        raise PlanError(f"step {k}: {step.kind} of {tensor.name!r}, which has no buffer of its own that could be freed")
     if step.kind == "swap_out":
-        if buffer in machine.on_host:
-            raise PlanError(f"step {k}: {name!r} lies on the host already")
-        machine.on_host.add(buffer)
-        machine.host_bytes += nbytes
-        machine.seconds.append(nbytes / channel.bytes_per_second_out)
-        if machine.host_bytes > channel.host_bytes:
-            raise PlanError(f"step {k}: {machine.host_bytes} bytes on the host, {channel.host_bytes} are lent")
-    else:
-        if buffer not in machine.on_host:
-            raise PlanError(f"step {k}: {name!r} does not lie on the host")
-        machine.on_host.remove(buffer)
-        machine.host_bytes -= nbytes
-        machine.seconds.append(nbytes / channel.bytes_per_second_in)
-    return buffer
+        if step.index not in machine.home:
+            raise PlanError(f"step {k}: {step.kind} of {tensor.name!r}, which is not in a buffer of the step")
+        machine.copy_of[step.index] = len(machine.copies)
+        machine.copies.append([tensor.bytes, 0])
+        machine.seconds.append(tensor.bytes / channel.bytes_per_second_out)
+        return [machine.home[step.index]], []
+    if step.index not in machine.copy_of:
+        raise PlanError(f"step {k}: {tensor.name!r} does not lie on the host")
+    machine.copies[machine.copy_of[step.index]][1] += 1
+    buffer = (-1, len(machine.bytes_of))
+    machine.bytes_of[buffer] = tensor.bytes
+    machine.home[step.index] = buffer
+    machine.seconds.append(tensor.bytes / channel.bytes_per_second_in)
+    return [], [buffer]
 
 
 def _kept(machine: _Machine, count: int) -> set[Buffer]:
@@ -214,7 +217,5 @@ def _kept(machine: _Machine, count: int) -> set[Buffer]:
     kept = set()
     for t, tensor in enumerate(problem.tensors):
         if tensor.output and t in machine.home:
-            if machine.home[t] in machine.on_host:
-                raise PlanError(f"step {count}: output {tensor.name!r} lies on the host at the end")
             kept.add(machine.home[t])
     return kept

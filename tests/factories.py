@@ -110,3 +110,12 @@ def alter_model(artifact: Path, name: str, change: Any) -> None:
 def batch_of(artifact: Any, seed: int) -> dict[str, Array]:
     rng = np.random.default_rng(seed)
     return {spec.name: spec.sample(rng) for spec in (*artifact.inputs, *artifact.labels)}
+
+
+def mlp12() -> nn.Module:
+    """Twelve linear layers whose activations are what takes the memory."""
+    width = 256
+    layers: list[nn.Module] = [nn.Linear(32, width), nn.ReLU()]
+    for _ in range(10):
+        layers += [nn.Linear(width, width), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(width, 8))

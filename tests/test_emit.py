@@ -23,7 +23,7 @@ from onnxremat.placement import UNLIMITED, place
 from onnxremat.problem import scheduling_problem
 from onnxremat.runtime.ort import onnxruntime
 from onnxremat.runtime.session import Options, execution_order, run_profiled, sample_arrays, with_dropout_seeds
-from onnxremat.scheduler import Infeasible, Plan, PlanError, Problem, Step, evaluate, plan_from_sequence, solve
+from onnxremat.scheduler import Infeasible, Plan, PlanError, Problem, Step, Transfer, evaluate, plan_from_sequence, solve
 from onnxremat.training_graph import GRADIENT_BUFFER, LAZY_RESET, PHASE, TrainingGraph, build_training_graph
 
 from .factories import batch_of
@@ -199,13 +199,24 @@ def test_reading_after_the_overwrite_is_refused(steps: dict[str, tuple[TrainingG
     assert "\n" not in str(failed.value)
 
 
-def test_plans_that_swap_are_refused(steps: dict[str, tuple[TrainingGraph, Problem]]) -> None:
+def test_swaps_become_operators_and_later_readers_read_what_came_back(steps: dict[str, tuple[TrainingGraph, Problem]]) -> None:
     training, problem = steps["cnn"]
-    plan = plan_from_sequence(problem, range(len(problem.ops)), UNLIMITED)
-    tensor = problem.ops[0].outputs[0]
-    swapping = replace(plan, steps=(plan.steps[0], Step("swap_out", tensor), Step("swap_in", tensor), *plan.steps[1:]))
-    with pytest.raises(OnnxRematError, match="swaps tensors"):
-        emit(training.model, problem, swapping)
+    conv = next(i for i, op in enumerate(problem.ops) if op.op_type == "Conv")
+    (tensor,) = problem.ops[conv].outputs
+    last = max(problem.index.readers[tensor])
+    runs = [Step("run", o) for o in range(len(problem.ops))]
+    problem = replace(problem, transfer=Transfer(1e9, 1e9, 2**40))
+    moves = [Step("swap_out", tensor), *runs[conv + 1 : last], Step("swap_in", tensor), Step("swap_in", tensor), *runs[last:]]
+    plan = plan_from_sequence(problem, [*runs[: conv + 1], *moves], UNLIMITED)
+    graph = emit(training.model, problem, plan).model.graph
+    (out,) = [n for n in graph if n.op_type == "SpillOut"]
+    first, second = [n for n in graph if n.op_type == "SpillIn"]
+    assert graph.opset_imports["onnxremat.spill"] == 1
+    assert out.attributes["reads"].as_int() == 2
+    assert out.inputs[0] is graph.node(str(problem.ops[conv].name)).outputs[0]
+    assert first.inputs[0] is second.inputs[0] is out.outputs[0]
+    assert [u.node.name for u in second.outputs[0].uses()] == [problem.ops[last].name]
+    assert [str(n.name) for n in graph if n.op_type != "Size"][: conv + 2] == [*(op.name for op in problem.ops[: conv + 1]), out.name]
 
 
 def test_the_source_is_left_alone(steps: dict[str, tuple[TrainingGraph, Problem]]) -> None:

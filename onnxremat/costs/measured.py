@@ -46,7 +46,7 @@ def measured_costs(graph: ir.Graph, model_path: Path, threads: int = 0, steps: i
     """
     workspace = _workspace(graph, threads)
     digest = hash_file(model_path)[:24]
-    profile = cached_json("profiles", f"{_machine(threads)}-{digest}", lambda: _profile(model_path, threads, steps))
+    profile = cached_json("profiles", f"{machine_key(threads)}-{digest}", lambda: _profile(model_path, threads, steps))
     return Costs(profile["seconds"], workspace, origin="measured", load=profile["load"])
 
 
@@ -97,7 +97,7 @@ def profile_job(model: str, threads: int, steps: int) -> list[dict[str, float]]:
     return [{row["name"]: row["seconds"] for row in step} for step in profiled]
 
 
-def _machine(threads: int) -> str:
+def machine_key(threads: int) -> str:
     """What a measurement depends on besides the graph."""
     model = ""
     try:
@@ -138,7 +138,7 @@ def _workspace(graph: ir.Graph, threads: int) -> dict[str, int]:
     known: dict[str, int] = {}
     missing: list[str] = []
     folder = cache_folder("kernels")
-    machine = _machine(threads)
+    machine = machine_key(threads)
     paths = {s: folder / f"{machine}-{hashlib.sha256(s.encode()).hexdigest()[:24]}.json" if folder else None for s in by_signature}
     for signature, path in paths.items():
         size = _stored_size(path)

@@ -24,8 +24,8 @@ typedef struct {
     int64_t resident, small;
     /* what a first run and a recompute read (storages that are there before the step left out), and make views of */
     Table first_reads, again_reads, first_old, again_old, first_views, again_views;
-    /* per op: inputs and outputs as they stand in the file, outputs with a storage of their own, what it replaces, in-place pairs */
-    Table inputs, outputs, own, written, inplace;
+    /* per op: outputs as they stand in the file, outputs with a storage of their own, what it replaces, in-place pairs */
+    Table outputs, own, written, inplace;
     const int64_t *bytes, *workspace;
     const int32_t *alias;
     const uint8_t *persistent, *output, *optional;
@@ -182,15 +182,17 @@ static void release(Arena *a, int i) {
 static int64_t arena_bytes(const Problem *p, Scratch *s, Arena *a, const int32_t *seq, int n) {
     int count = 0, pairs = 0;
     for (int t = 0; t < p->tensors; t++) s->held[t] = NONE;
+    memset(s->runs, 0, sizeof(int) * (size_t)p->ops);
     for (int k = 0; k < n; k++) {
         int o = seq[k];
-        for (int i = p->inputs.start[o]; i < p->inputs.start[o + 1]; i++) {
-            int at = s->held[p->inputs.v[i]];
+        const Table *reads = s->runs[o]++ ? &p->again_reads : &p->first_reads;
+        for (int i = reads->start[o]; i < reads->start[o + 1]; i++) {
+            int at = s->held[reads->v[i]];
             if (at >= 0) s->last[at] = k, s->flags[at] |= READ;
         }
         int mark = pairs;
         for (int i = p->inplace.start[o]; i < p->inplace.start[o + 1]; i += 2)
-            if (s->held[p->inplace.v[i]] >= 0)
+            if (s->held[p->inplace.v[i]] >= 0 && among(reads, o, p->inplace.v[i]))
                 s->pairs[3 * pairs] = k, s->pairs[3 * pairs + 1] = s->held[p->inplace.v[i]], s->pairs[3 * pairs + 2] = p->inplace.v[i + 1], pairs++;
         int kept = mark;
         for (int i = p->outputs.start[o]; i < p->outputs.start[o + 1]; i++) {

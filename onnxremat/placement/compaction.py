@@ -129,7 +129,7 @@ class _Table(ctypes.Structure):
 
 
 _TABLES: tuple[str, ...] = ("first_reads", "again_reads", "first_old", "again_old", "first_views", "again_views")
-_TABLES += ("inputs", "outputs", "own", "written", "inplace")
+_TABLES += ("outputs", "own", "written", "inplace")
 
 
 class _Problem(ctypes.Structure):
@@ -159,7 +159,7 @@ def native_moves(library: ctypes.CDLL, problem: Problem, live_limit: int, arena_
     tables = {
         **{name: table(getattr(index, name)) for name in ("first_reads", "again_reads", "first_old", "again_old", "own", "written")},
         **{name: table(chain.from_iterable(row) for row in getattr(index, name)) for name in ("first_views", "again_views")},
-        **{name: table(getattr(op, name) for op in ops) for name in ("inputs", "outputs")},
+        "outputs": table(op.outputs for op in ops),
         "inplace": table(chain.from_iterable(op.inplace) for op in ops),
     }
     described = _Problem(

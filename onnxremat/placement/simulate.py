@@ -197,13 +197,16 @@ def buffer_lifetimes(problem: Problem, sequence: Sequence[int]) -> list[Buffer]:
     read: set[int] = set()
     absent: set[int] = set()
     pairs: list[tuple[int, int, int]] = []
+    ran: set[int] = set()
     for step, op in enumerate(sequence):
         spec = problem.ops[op]
-        for tensor in spec.inputs:
+        reads = (problem.index.again_reads if op in ran else problem.index.first_reads)[op]
+        ran.add(op)
+        for tensor in reads:
             if tensor in held:
                 last[held[tensor]] = step
                 read.add(held[tensor])
-        sources = {written: held[read] for read, written in spec.inplace if read in held}
+        sources = {target: held[source] for source, target in spec.inplace if source in held and source in reads}
         optional = traits(spec.op_type).optional_outputs
         for position, tensor in enumerate(spec.outputs):
             base = tensors[tensor].alias_of

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from ..errors import ArtifactError, OutOfBudget, RuntimeUnavailable
+from .. import spill
+from ..errors import ArtifactError, OutOfBudget, RuntimeUnavailable, SpillFailed
 from ..writes import writes_of
 from .ort import onnxruntime
 
@@ -47,6 +48,7 @@ class Options:
         providers: execution providers, best first.
         level: graph optimizations that the runtime may make (one of ``LEVELS``).
         file_order: run the nodes in the order of the file; off, in the runtime's own.
+        spill_dir: folder that swapped tensors go to; None leaves it to the environment (``onnxremat.spill``).
     """
 
     threads: int = 0
@@ -55,6 +57,7 @@ class Options:
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     level: str = "ORT_DISABLE_ALL"
     file_order: bool = True
+    spill_dir: Path | None = None
 
 
 def make_session(model: str | Path | bytes, options: Options = Options(), plan_dump: Path | None = None) -> Any:
@@ -63,6 +66,8 @@ def make_session(model: str | Path | bytes, options: Options = Options(), plan_d
     Raises:
         ArtifactError: the runtime refuses the model.
         RuntimeUnavailable: a provider that was asked for is not there.
+        SpillUnavailable: the model swaps to disk, and the operators for that can't be had.
+        SpillFailed: the folder to swap to can't be used.
     """
     ort = onnxruntime()
     missing = [p for p in options.providers if p not in ort.get_available_providers()]
@@ -85,13 +90,25 @@ def make_session(model: str | Path | bytes, options: Options = Options(), plan_d
     if plan_dump is not None:
         settings.add_session_config_entry("session.node_partition_config_file", str(plan_dump))
     source = model if isinstance(model, bytes) else str(model)
+    if spill.needed(model):
+        spill.register(settings, options.spill_dir)
     try:
         session = ort.InferenceSession(source, settings, providers=list(options.providers))
     except Exception as error:  # the bindings raise a dozen unrelated classes
+        if _SPILL in str(error):
+            raise _spill_failed(str(error)) from error
         raise ArtifactError(f"ONNX Runtime refuses the model: {_one_line(error)}") from error
     if options.providers[0] != session.get_providers()[0]:
         raise RuntimeUnavailable(f"{options.providers[0]} was asked for, but the session fell back to {session.get_providers()[0]}")
     return session
+
+
+#: How the swap operators begin what they say.
+_SPILL = "onnxremat.spill: "
+
+
+def _spill_failed(text: str) -> SpillFailed:
+    return SpillFailed(f"a tensor was not swapped: {' '.join(text[text.rindex(_SPILL) + len(_SPILL) :].split())[:500]}")
 
 
 def _one_line(error: Exception) -> str:
@@ -137,6 +154,7 @@ class BoundSession:
 
         Raises:
             OutOfBudget: the capped arena refused an allocation.
+            SpillFailed: the disk is full, or failed.
         """
         self._run()
         results: list[Array] = [np.array(value.numpy()) for value in self._binding.get_outputs()[: len(self.outputs)]]
@@ -157,6 +175,8 @@ class BoundSession:
                 raise OutOfBudget(
                     f"the step exceeds the memory it was given and was stopped ({_shortage(text)}); compile for a larger budget"
                 ) from error
+            if _SPILL in text:
+                raise _spill_failed(text) from error
             raise ArtifactError(f"the step failed in ONNX Runtime: {text[:500]}") from error
 
     def _release_outputs(self) -> None:

@@ -19,6 +19,7 @@ from ..exporters import InputSpec
 from ..files import whole_folder
 from ..ops import MS
 from ..optimizers import MOMENT_INPUTS, STEP, optimizer_groups
+from ..spill import require_room
 from . import arena
 from .ort import require_training_package
 from .rates import Schedule
@@ -43,6 +44,7 @@ class Trainer:
         seed: of the dropout masks, which are then the same in every session; without one they differ from process to process.
         schedule: number of the step, counted from 0 -> learning rate; without one ``learning_rate`` is used as it stands.
         clip_grad_norm: gradients are scaled down to this global norm; None takes the artifact's, 0 leaves them.
+        spill_dir: folder that swapped tensors go to, where the plan swaps; None leaves it to the environment (``ONNXREMAT_SPILL_DIR``).
 
     Attributes:
         learning_rate: used by the next update; the schedule sets it where there is one.
@@ -52,6 +54,7 @@ class Trainer:
 
     Raises:
         ArtifactError: the artifact is damaged, or the runtime reorders it or drops recomputes.
+        SpillUnavailable, SpillFailed: the plan swaps to disk, and the operators for that can't be had, or the folder can't be used.
         UsageError: another norm to clip to than the one that is part of the graph.
     """
 
@@ -64,6 +67,7 @@ class Trainer:
         seed: int | None = None,
         schedule: Schedule | None = None,
         clip_grad_norm: float | None = None,
+        spill_dir: str | Path | None = None,
     ) -> None:
         self.artifact = artifact if isinstance(artifact, Artifact) else Artifact.load(artifact)
         manifest = self.artifact.manifest
@@ -72,7 +76,9 @@ class Trainer:
             require_training_package()
         if capped:
             arena.register(int(manifest["memory"]["arena_bytes"]))
-        self._options = Options(threads=threads)
+        if scheduled and manifest["plan"]["swapped_tensors"]:
+            require_room(int(manifest["swap"]["disk_bytes"]), spill_dir)
+        self._options = Options(threads=threads, spill_dir=None if spill_dir is None else Path(spill_dir))
         self.optimizer = self.artifact.optimizer
         self.learning_rate = self.optimizer.learning_rate
         self.schedule = schedule

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import auto, checkmate_ilp, checkmate_lp, chen_greedy, chen_sqrt, griewank, keep_all, mincut_knapsack, moccasin, reorder, rotor
+from . import auto, checkmate_ilp, checkmate_lp, chen_greedy, chen_sqrt, griewank, keep_all, mincut_knapsack, moccasin, reorder, rotor, swap_only
 from .registry import Context, Progress, Strategy, distinct_strategies, get_strategy, register, strategies
 
 __all__ = [
@@ -24,4 +24,5 @@ __all__ = [
     "reorder",
     "rotor",
     "strategies",
+    "swap_only",
 ]

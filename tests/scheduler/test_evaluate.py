@@ -105,16 +105,39 @@ def test_swap_frees_the_device_and_takes_time() -> None:
     found = evaluate(p, steps)
     assert found.profile.tolist() == [108, 108, 105, 108, 109]
     assert found.seconds == 3 + 2 + 4
-    with pytest.raises(PlanError, match="step 3: op 'c' reads 'x', which is swapped out"):
+    assert found.host_bytes == 8
+    # Read again without being swapped in, it was never free.
+    kept = evaluate(p, [steps[0], steps[1], steps[2], steps[4], steps[3]])
+    assert kept.profile.tolist() == [108, 108, 113, 109, 108]
+    with pytest.raises(PlanError, match="step 1: 'x' is swapped out and never read back"):
         evaluate(p, [*steps[:3], steps[4]])
-    with pytest.raises(PlanError, match="step 3: 'x' is already swapped out"):
-        evaluate(p, [*steps[:3], steps[1]])
     with pytest.raises(PlanError, match="step 1: 'x' is not swapped out"):
         evaluate(p, [steps[0], steps[3]])
+    with pytest.raises(PlanError, match="step 0: swap_out of 'x', which has not been computed"):
+        evaluate(p, [steps[1]])
     with pytest.raises(PlanError, match="needs 8 host bytes, 7 are lent"):
         evaluate(replace(p, transfer=Transfer(4.0, 2.0, 7)), steps)
     with pytest.raises(PlanError, match="the problem has none"):
         evaluate(replace(p, transfer=None), steps)
+    output = replace(p, tensors=(replace(p.tensors[0], output=True), *p.tensors[1:]))
+    with pytest.raises(PlanError, match="step 1: 'x' is an output of the step and cannot be swapped"):
+        evaluate(output, steps)
+
+
+def test_one_copy_serves_several_reads_and_views_stay_with_their_instance() -> None:
+    p = problem(
+        [Op("a", 1, (), (0,)), Op("view", 0, (0,), (1,)), Op("b", 1, (1,), (2,)), Op("c", 1, (1,), (3,)), Op("d", 1, (0,), (4,))],
+        [Tensor("x", 8, 0), Tensor("v", 0, 1, alias_of=0), Tensor("y", 0, 2), Tensor("z", 0, 3), Tensor("w", 0, 4)],
+        transfer=Transfer(8.0, 4.0, 8),
+    )
+    run = [Step("run", o) for o in range(5)]
+    out, back = Step("swap_out", 0), Step("swap_in", 0)
+    twice = evaluate(p, [run[0], run[1], out, run[2], back, run[1], run[3], back, run[4]])
+    assert twice.profile.tolist() == [108] * 9
+    assert (twice.seconds, twice.host_bytes) == (4 + 1 + 2 + 2, 8)
+    # c reads the view of the first instance, which lives on beside the second.
+    stale = evaluate(p, [run[0], run[1], out, run[2], back, run[3], run[4]])
+    assert stale.profile.tolist() == [108, 108, 108, 108, 116, 116, 108]
 
 
 @pytest.mark.parametrize(
