@@ -271,7 +271,8 @@ def test_huge_bytes_stay_exact(strategy: str) -> None:
     small = chain(6)
     large = replace(small, tensors=tuple(replace(t, bytes=t.bytes * scale) for t in small.tensors))
     for problem, budget in ((small, 60), (large, 60 * scale)):
-        plan = solve(problem, budget, strategy, time_limit=20, bound_seconds=0.0) if strategy != "keep_all" else None
+        lowers = strategy not in ("keep_all", "reorder")
+        plan = solve(problem, budget, strategy, time_limit=20, bound_seconds=0.0) if lowers else None
         if plan is not None:
             assert plan.peak_bytes <= budget
     if strategy in EXACT:
