@@ -38,7 +38,8 @@ def cnn_artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
         activation_budget="75%",
         costs="analytic",
         threads=1,
-        time_limit=3,
+        time_limit=60,
+        work_limit=200_000,
     )
     assert artifact.plan.recomputed_ops > 0
     return artifact
@@ -57,7 +58,8 @@ def momentum_artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
         activation_budget="75%",
         costs="analytic",
         threads=1,
-        time_limit=3,
+        time_limit=60,
+        work_limit=200_000,
         verify=False,
     )
     assert artifact.plan.recomputed_ops > 0

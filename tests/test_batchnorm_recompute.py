@@ -23,10 +23,11 @@ def test_a_resnet_is_brought_into_its_budget_by_repeating_batch_normalizations(t
         inputs=["x=16x3x64x64"],
         labels=["labels=16:int64:10"],
         loss="cross_entropy",
-        activation_budget="60%",
+        activation_budget="70%",
         costs="analytic",
         threads=1,
-        time_limit=30,
+        time_limit=100,
+        work_limit=1_000_000,
         verify=False,
     )
     problem = Problem.load(artifact.file("problem.json"))
