@@ -355,14 +355,6 @@ def test_a_gradient_that_is_a_constant(momentum: float) -> None:
         assert step.gradient("offset") == 1.0
 
 
-def test_a_float64_model_has_float64_gradients() -> None:
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1)).double()
-    training = trained(module, ["x=2x4:float64"], "mse")
-    gradients = {n: v for n, v in training.values().items() if n in training.gradients.values()}
-    assert gradients and all(v.dtype == ir.DataType.DOUBLE for v in gradients.values())
-
-
 # State
 
 

@@ -1,7 +1,7 @@
 """Training kernels of ONNX Runtime in standard operators, one function a kernel.
 
-Each takes the context of one node and returns a replacement for each of its outputs.  Where there were several ways, the one here is the
-fastest of those that ``benchmarks/lowerings.py`` measures.
+Each takes the context of one node and returns a replacement for each of its outputs.  ``benchmarks/lowerings.py`` times both forms: where
+the standard operators are the faster ones (:func:`unpooled`), every target has them.
 """
 
 from __future__ import annotations
@@ -74,16 +74,25 @@ def _pointwise_weight_gradient(g: Expr, x: Expr, w: Expr) -> Expr:
     return g.op("Gemm", left, right, transB=1).reshape(w.shape)
 
 
+def unpooled(c: Context) -> Sequence[Expr | None] | None:
+    """MaxPoolGrad of windows that do not overlap: each output's gradient is put where its maximum was."""
+    target = c.node.outputs[0]
+    kernel, strides = c.attr("kernel_shape"), c.attr("strides", [1] * len(c.attr("kernel_shape")))
+    if len(kernel) > 3 or any(s < k for s, k in zip(strides, kernel, strict=True)):
+        return None
+    assert target.shape is not None
+    sizes, pads = np.asarray(target.shape.numpy(), np.int64), c.attr("pads", [0] * 2 * len(kernel))
+    return c.op.node("MaxUnpool", c.x0, c.x1, sizes, like=[target], kernel_shape=kernel, strides=strides, pads=pads)
+
+
 def max_pool_gradient(c: Context) -> Sequence[Expr | None]:
     """MaxPoolGrad: each output's gradient goes to where its maximum was; windows that overlap add up."""
+    put = unpooled(c)
+    if put is not None:
+        return put
     g, indices, target = c.x0, c.x1, c.node.outputs[0]
     assert target.shape is not None
     shape = [int(d) for d in target.shape.numpy()]
-    kernel, strides = c.attr("kernel_shape"), c.attr("strides", [1] * (len(shape) - 2))
-    if 3 <= len(shape) <= 5 and all(s >= k for s, k in zip(strides, kernel, strict=True)):
-        sizes = np.asarray(shape, np.int64)
-        pads = c.attr("pads", [0] * 2 * (len(shape) - 2))
-        return c.op.node("MaxUnpool", g, indices, sizes, like=[target], kernel_shape=kernel, strides=strides, pads=pads)
     zeros = c.op("ConstantOfShape", np.asarray([math.prod(shape)], np.int64), value=ir.tensor(np.zeros(1, g.dtype.numpy())))
     count = math.prod(g.shape)
     made = c.op("ScatterElements", zeros, indices.reshape([count]), g.reshape([count]), axis=0, reduction="add")
