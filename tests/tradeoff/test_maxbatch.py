@@ -67,12 +67,12 @@ def test_axes() -> None:
             batch_axes([x, ids], named)
 
 
-@pytest.mark.slow
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["maxbatch", "tests.factories:tiny_mlp", "--input", "x=64x12", "--loss", "mse", "--budget", "7200KiB", "--time-limit", "1", "--quiet"]
-    assert main([*arguments, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["batch"] == found["best"]["batch"] >= 64 and found["best"]["peak_bytes"] <= found["budget_bytes"]
+def test_a_budget_too_small_for_a_batch_of_one(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["maxbatch", "tests.factories:tiny_mlp", "--input", "x=2x12", "--loss", "mse", "--budget", "1MiB", "--time-limit", "1", "--quiet"]
+    assert main([*arguments, "--json"]) == 3
+    shown = capsys.readouterr()
+    assert "not even a batch of one fits 1.0 MiB" in shown.err
+    assert json.loads(shown.out)["minimum_budget_bytes"] > 2**20
 
 
 @pytest.mark.parametrize(
