@@ -108,7 +108,7 @@ def score(problem: Problem, sequence: tuple[int, ...]) -> tuple[int, float]:
 
 
 def test_the_registry_lists_every_strategy() -> None:
-    assert strategies() == tuple(sorted({*QUICK, "auto", "checkmate_ilp", "checkmate_lp", "moccasin"}))
+    assert strategies() == tuple(sorted({*QUICK, "auto", "checkmate_ilp", "checkmate_lp", "moccasin", "swap_only"}))
 
 
 @settings(max_examples=60, deadline=None)
@@ -156,7 +156,8 @@ def test_search_judges_all_strategies_on_graphs_of_up_to_ten_ops() -> None:
             assert best is not None and staged is not None
             assert score(problem, plan.sequence) == (plan.peak_bytes, pytest.approx(plan.seconds))
             assert plan.seconds_lower_bound <= best + 1e-9
-            assert staged <= plan.seconds + 1e-9, (seed, strategy)
+            # ``reorder`` may be faster than any plan in the given order.
+            assert (best if strategy == "reorder" else staged) <= plan.seconds + 1e-9, (seed, strategy)
             if strategy == "checkmate_ilp":
                 assert plan.seconds == pytest.approx(staged), seed
                 if "moccasin" in EXACT and max(map(plan.sequence.count, plan.sequence), default=0) <= 2:
