@@ -157,8 +157,7 @@ def run_jobs(jobs: Sequence[Job], pool: Executor, timeout: float | None, keep_go
             outcome = future.result() if error is None else Outcome.failed(futures[future], f"its worker is lost: {error}")
             yield outcome
             if not outcome.ok and not keep_going:
-                for other in pending:
-                    other.cancel()
+                pending = {other for other in pending if not other.cancel()}
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:
