@@ -7,6 +7,8 @@ STAMP := $(VENV)/.installed
 STOCK := .venv-stock
 STOCK_STAMP := $(STOCK)/.installed
 
+NODE_STAMP := examples/javascript/node_modules/.package-lock.json
+
 .PHONY: demo test quick lint clean
 
 $(STAMP): requirements.txt requirements-dev.txt constraints.txt setup.py
@@ -23,12 +25,17 @@ $(STOCK_STAMP): requirements-stock-1.19.2.txt requirements-stock-current.txt con
 	done
 	touch $(STOCK_STAMP)
 
+# ONNX Runtime for Node.js, whose library the C example runs on too; without npm their tests are skipped.
+$(NODE_STAMP): examples/javascript/package.json examples/javascript/package-lock.json
+	if command -v npm > /dev/null; then npm ci --ignore-scripts --silent --prefix examples/javascript; \
+	else echo "there is no npm: the JavaScript example is not tested"; fi
+
 # A ResNet-18 compiled to 60 % of its activations and trained on scikit-learn's digits.
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
 
 # All tests, slow ones too, on up to four cores.
-test: $(STAMP) $(STOCK_STAMP)
+test: $(STAMP) $(STOCK_STAMP) $(NODE_STAMP)
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 # The tests that take seconds.
@@ -40,4 +47,4 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) $(STOCK) build dist demo_out *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(STOCK) build dist demo_out *.egg-info examples/javascript/node_modules .pytest_cache .mypy_cache .ruff_cache

@@ -30,13 +30,14 @@ from .nchwc import NCHWC, resolve_layout
 from .optimizers import Optimizer, optimizer_models
 from .problem import Costs, scheduling_problem
 from .progress import Interruption, planning_messages
+from .runtime.arena import arena_settings
 from .runtime.ort import STOCK_PACKAGES, TRAINING_PACKAGES, require_training_package
 from .runtime.session import LEVELS, SESSION_OPTIONS, Options, execution_order
 from .schedule import OPTIMIZER_BYTES, Scheduled, Search, needed_budget, schedule, schedule_smallest, schedule_unscheduled
 from .scheduler import Plan, Problem, evaluate
 from .spill import DOMAIN
 from .targets import ORT_TRAINING, SPILL_SUFFIX, Target, target_named
-from .training_graph import TrainingGraph, build_training_graph
+from .training_graph import GRADIENT_BUFFER, TrainingGraph, build_training_graph
 from .units import Budget, format_bytes
 from .writes import writes_of
 
@@ -210,9 +211,9 @@ def compile_graphs(
             summed=loss_options.get("reduction") == "sum",
         )
         save_model(evaluated.model, staging / files.EVAL)
-        if not optimizer.in_graph:
-            for name, model in optimizer_models(training.optimizer, training.trainable).items():
-                onnx.save(model, str(staging / name))
+        updates = {} if optimizer.in_graph else optimizer_models(training.optimizer, training.trainable)
+        for name, model in updates.items():
+            onnx.save(model, str(staging / name))
         trained = set() if optimizer.in_graph else set(training.trainable)
         save_checkpoint(
             staging,
@@ -225,6 +226,7 @@ def compile_graphs(
         manifest = _manifest(training, forward_outputs, problem, scheduled, emitted, request, costs, solve_seconds)
         manifest["swap"] = None if channel is None else _swaps(problem, scheduled.plan, note)
         manifest["eval_batch"] = {"open": not evaluated.reason, "reason": evaluated.reason}
+        manifest["optimizer_models"] = {name: _updates(model) for name, model in updates.items()}
         manifest["files"] = file_digests(staging)
         write_json(staging / files.MANIFEST, manifest)
         if request.verify:
@@ -341,6 +343,7 @@ def _manifest(
             "clones": list(emitted.clones),
         },
         "session_options": SESSION_OPTIONS,
+        "arena": arena_settings(scheduled.arena_bytes),
         "threads": request.threads,
         "conv_layout": "nchwc" if NCHWC in training.graph.opset_imports else "nchw",
         "versions": {
@@ -351,6 +354,14 @@ def _manifest(
         "verification": None,
         "files": {},
     }
+
+
+def _updates(model: onnx.ModelProto) -> dict[str, Any]:
+    """Of an optimizer model: parameter that it updates -> input of the training graph that collects its gradient, and which output
+    replaces which of the model's inputs."""
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    names = metadata["onnxremat.parameters"].split("\n")
+    return {"parameters": {name: name + GRADIENT_BUFFER for name in names}, "writes": writes_of(metadata)}
 
 
 def _swaps(problem: Problem, plan: Plan, note: str) -> dict[str, Any]:

@@ -9,6 +9,21 @@ from .ort import onnxruntime
 _registered: int | None = None
 
 
+def arena_settings(capacity: int) -> dict[str, int]:
+    """How an arena of ``capacity`` bytes is configured, under the names that every language's bindings take.
+
+    Growing by doubling from an initial chunk of the full size makes one region, in which all free neighbours coalesce; splitting off every
+    remainder keeps small requests from taking large blocks.
+    """
+    return {
+        "max_mem": capacity,
+        "arena_extend_strategy": 0,
+        "initial_chunk_size_bytes": capacity,
+        "max_dead_bytes_per_chunk": GRANULE,
+        "initial_growth_chunk_size_bytes": capacity,
+    }
+
+
 def register(capacity: int) -> None:
     """Register an arena of ``capacity`` bytes, which all sessions of this process share from now on.
 
@@ -23,17 +38,8 @@ def register(capacity: int) -> None:
             f"this process has an arena of {_registered} bytes already and can't have another of {capacity}: start a new process"
         )
     ort = onnxruntime()
-    # Growing by doubling from an initial chunk of the full size makes one region, in which all free neighbours coalesce; splitting off
-    # every remainder keeps small requests from taking large blocks.
-    settings = {
-        "max_mem": capacity,
-        "arena_extend_strategy": 0,
-        "initial_chunk_size_bytes": capacity,
-        "max_dead_bytes_per_chunk": GRANULE,
-        "initial_growth_chunk_size_bytes": capacity,
-    }
     info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-    ort.create_and_register_allocator(info, ort.OrtArenaCfg(settings))
+    ort.create_and_register_allocator(info, ort.OrtArenaCfg(arena_settings(capacity)))
     _registered = capacity
 
 
