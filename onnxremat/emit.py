@@ -11,6 +11,7 @@ import onnx_ir as ir
 from .errors import OnnxRematError
 from .graph import GraphBuilder, nbytes
 from .ops import traits
+from .portable.dimensions import name_dimensions
 from .portable.tokens import order_by_tokens
 from .scheduler import Plan, Problem, Step
 from .swaps import Swaps
@@ -111,6 +112,8 @@ def _lay_out(
         order_by_tokens(graph, _HELPER)
     if pen_bytes:
         _fence_pen(graph, pen_bytes, target.tokens)
+    if target.tokens:
+        name_dimensions(graph)
     scheduled = ir.Model(graph, ir_version=model.ir_version, producer_name="onnxremat")
     note_writes(scheduled)
     run = [n for n in graph if not is_helper(n)]

@@ -58,7 +58,7 @@ static void load_runtime(const char *library, const Json *manifest) {
     check(ort->CreateAndRegisterAllocator(env, memory, arena));
 }
 
-/* What the manifest says beyond these is not to be set from C, and not needed: the graph itself keeps the order. */
+/* What the manifest says beyond these is not to be set from C, and not needed: the graph itself keeps the order and hands on no buffer. */
 static OrtSessionOptions *session_options(const Json *manifest, int threads) {
     static const struct { const char *name; GraphOptimizationLevel level; } levels[] = {
         {"ORT_DISABLE_ALL", ORT_DISABLE_ALL}, {"ORT_ENABLE_BASIC", ORT_ENABLE_BASIC},

@@ -5,6 +5,8 @@
 
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
+import { setFlagsFromString } from "node:v8";
+import { runInNewContext } from "node:vm";
 
 import ort from "onnxruntime-node";
 
@@ -13,6 +15,13 @@ import { TensorFile, zeros } from "./safetensors.mjs";
 const LEVELS = { ORT_DISABLE_ALL: "disabled", ORT_ENABLE_BASIC: "basic", ORT_ENABLE_EXTENDED: "extended", ORT_ENABLE_ALL: "all" };
 /** Elements that an optimizer model updates at a time: what it needs is bounded by this, however large a parameter is. */
 const SLICE = 1 << 16;
+/** Bytes of returned copies after which they are collected. */
+const GARBAGE = 1 << 22;
+
+// The binding also returns a copy of every output, even of those that are written to an array of ours. Nobody reads them; unless they are
+// collected at once, V8 lets tens of megabytes of them pile up beside the step.
+setFlagsFromString("--expose-gc");
+const collectGarbage = runInNewContext("gc");
 
 /** The session options of the manifest, as far as JavaScript has them; what it lacks is expressed by the graph itself. */
 function sessionOptions(manifest, threads) {
@@ -98,18 +107,29 @@ export class Trainer {
     const number = BigInt(this.stepsDone + 1);
     if (this.inputs.learning_rate) this.inputs.learning_rate.data[0] = this.learningRate;
     if (this.inputs.optimizer_step) this.inputs.optimizer_step.data[0] = number;
-    const results = await this.session.run(this.feeds, this.fetches);
-    const loss = results[this.manifest.roles.loss].data[0];
+    const loss = await this.#forwardAndBackward(); // in a function of its own, so that its copies are garbage here
+    collectGarbage({ type: "minor" });
 
     this.#clip(this.manifest.optimizer.clip_grad_norm);
     const rate = new ort.Tensor("float32", new Float32Array([this.learningRate]), [1]);
     const step = new ort.Tensor("int64", new BigInt64Array([number]), [1]);
+    let garbage = 0;
     for (const { session, feeds, fetches } of this.updates) {
       const scalars = session.inputNames.includes("step") ? { learning_rate: rate, step } : { learning_rate: rate };
       await session.run({ ...feeds, ...scalars }, fetches);
+      for (const tensor of Object.values(fetches)) garbage += tensor.data.byteLength;
+      if (garbage < GARBAGE) continue;
+      collectGarbage({ type: "minor" });
+      garbage = 0;
     }
+    if (garbage) collectGarbage({ type: "minor" });
     this.stepsDone += 1;
     return loss;
+  }
+
+  async #forwardAndBackward() {
+    const results = await this.session.run(this.feeds, this.fetches);
+    return results[this.manifest.roles.loss].data[0];
   }
 
   /** Scale the gradients to the largest norm; 0 leaves them. An update inside the training model clips by itself. */

@@ -15,6 +15,7 @@ from onnxremat.runtime.ort import onnxruntime
 from onnxremat.runtime.run import run_artifact
 from onnxremat.runtime.session import LEVELS, BoundSession, Options, execution_order, make_session, run_profiled, with_dropout_seeds
 from onnxremat.runtime.trainer import Trainer
+from onnxremat.safetensors import load_tensors
 
 
 def levels(path: str) -> dict[str, Any]:
@@ -84,5 +85,19 @@ def train(path: str, accumulate: str = "1") -> dict[str, Any]:
     }
 
 
+def follow(path: str, data: str, steps: int, saved: str) -> dict[str, Any]:
+    """Losses of some steps on the batches of a safetensors file, in order, again and again; the checkpoint after them is saved."""
+    trainer = Trainer(path, threads=1)
+    samples = load_tensors(Path(data))
+    sizes = {spec.name: spec.shape[0] for spec in (*trainer.artifact.inputs, *trainer.artifact.labels)}
+    batches = min(len(samples[name]) // size for name, size in sizes.items())
+    losses = []
+    for step in range(int(steps)):
+        first = step % batches
+        losses.append(trainer.train_step({name: samples[name][first * size : (first + 1) * size] for name, size in sizes.items()}))
+    trainer.save(saved)
+    return {"losses": losses}
+
+
 if __name__ == "__main__":
-    print(json.dumps({"levels": levels, "train": train}[sys.argv[1]](*sys.argv[2:])))  # noqa: T201
+    print(json.dumps({"levels": levels, "train": train, "follow": follow}[sys.argv[1]](*sys.argv[2:])))  # noqa: T201

@@ -11,6 +11,11 @@ def mlp_dropout() -> nn.Module:
     return nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 4))
 
 
+def wide_mlp() -> nn.Module:
+    """A weight of more elements than an optimizer model is given at a time."""
+    return nn.Sequential(nn.Linear(12, 300), nn.ReLU(), nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 4))
+
+
 class _CNN(nn.Module):
     def __init__(self) -> None:
         super().__init__()
