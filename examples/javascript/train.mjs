@@ -20,7 +20,8 @@ function readArguments() {
     options: { data: text, steps: text, threads: text, save: text, pause: { type: "boolean" } },
   });
   const [steps, threads] = [values.steps ?? "10", values.threads].map((given) => (given === undefined ? undefined : Number(given)));
-  if (positionals.length !== 1 || !values.data || !Number.isInteger(steps) || !Number.isInteger(threads ?? 0)) throw new Error("see above");
+  const whole = (number) => Number.isInteger(number) && number >= 0;
+  if (positionals.length !== 1 || !values.data || !whole(steps) || !whole(threads ?? 0)) throw new Error("see above");
   return { artifact: positionals[0], ...values, steps, threads };
 }
 
