@@ -19,9 +19,19 @@ const SLICE = 1 << 16;
 const GARBAGE = 1 << 22;
 
 // The binding also returns a copy of every output, even of those that are written to an array of ours. Nobody reads them; unless they are
-// collected at once, V8 lets tens of megabytes of them pile up beside the step.
+// collected at once, V8 lets them pile up beside the step. Those of a large step count as old by then.
 setFlagsFromString("--expose-gc");
-const collectGarbage = runInNewContext("gc");
+const collect = runInNewContext("gc");
+
+async function collectCopies(bytes) {
+  await new Promise(setImmediate); // the event loop still holds the last run's until its turn is over
+  if (bytes <= GARBAGE) return collect({ type: "minor" });
+  const wanted = process.memoryUsage().arrayBuffers - bytes;
+  collect(); // a thread gives the memory back
+  for (let turn = 0; turn < 200 && process.memoryUsage().arrayBuffers > wanted; turn++) await new Promise((resolve) => setTimeout(resolve, 1));
+}
+
+const bytesOf = (fetches) => Object.values(fetches).reduce((sum, tensor) => sum + (tensor?.data.byteLength ?? 0), 0);
 
 /** The session options of the manifest, as far as JavaScript has them; what it lacks is expressed by the graph itself. */
 function sessionOptions(manifest, threads) {
@@ -108,7 +118,7 @@ export class Trainer {
     if (this.inputs.learning_rate) this.inputs.learning_rate.data[0] = this.learningRate;
     if (this.inputs.optimizer_step) this.inputs.optimizer_step.data[0] = number;
     const loss = await this.#forwardAndBackward(); // in a function of its own, so that its copies are garbage here
-    collectGarbage({ type: "minor" });
+    await collectCopies(bytesOf(this.fetches));
 
     this.#clip(this.manifest.optimizer.clip_grad_norm);
     const rate = new ort.Tensor("float32", new Float32Array([this.learningRate]), [1]);
@@ -117,12 +127,12 @@ export class Trainer {
     for (const { session, feeds, fetches } of this.updates) {
       const scalars = session.inputNames.includes("step") ? { learning_rate: rate, step } : { learning_rate: rate };
       await session.run({ ...feeds, ...scalars }, fetches);
-      for (const tensor of Object.values(fetches)) garbage += tensor.data.byteLength;
+      garbage += bytesOf(fetches);
       if (garbage < GARBAGE) continue;
-      collectGarbage({ type: "minor" });
+      await collectCopies(garbage);
       garbage = 0;
     }
-    if (garbage) collectGarbage({ type: "minor" });
+    if (garbage) await collectCopies(garbage);
     this.stepsDone += 1;
     return loss;
   }
