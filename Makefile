@@ -9,6 +9,8 @@ STOCK_STAMP := $(STOCK)/.installed
 
 NODE_STAMP := examples/javascript/node_modules/.package-lock.json
 
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal
+
 .PHONY: demo test quick lint clean
 
 $(STAMP): requirements.txt requirements-dev.txt constraints.txt setup.py
@@ -34,13 +36,13 @@ $(NODE_STAMP): examples/javascript/package.json examples/javascript/package-lock
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
 
-# All tests, slow ones too, on up to four cores.
+# All tests, slow ones too, on up to four cores; torch keeps to one in each process.
 test: $(STAMP) $(STOCK_STAMP) $(NODE_STAMP)
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) --durations 40
 
 # The tests that take seconds.
 quick: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
