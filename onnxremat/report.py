@@ -20,6 +20,7 @@ from .files import write_text
 from .optimizers import optimizer_groups
 from .report_plot import profile_caption, profile_legend, profile_plot
 from .scheduler import Evaluation, Plan, Problem, Step, evaluate
+from .targets import SPILL_SUFFIX
 from .units import format_bytes
 
 #: Rows of a table; what is beyond is summed up in its last one.
@@ -143,7 +144,7 @@ def write_report(artifact: Artifact, path: Path) -> None:
         alive=_alive(problem, plan.steps, scheduled.peak_step),
         verification=_verification(manifest),
         trainer_snippet=escape(trainer_snippet(artifact)),
-        api_snippet=escape(api_snippet(artifact)),
+        elsewhere=_elsewhere(artifact),
         source=_source(manifest),
     )
     write_text(path, text)
@@ -404,6 +405,27 @@ def api_snippet(artifact: Artifact) -> str:
     lines += [*(f"{name}.step()" for name in optimizers), "model.lazy_reset_grad()"] if separate else []
     lines.append('CheckpointState.save_checkpoint(state, "trained_checkpoint")')
     return "\n".join(lines)
+
+
+def _elsewhere(artifact: Artifact) -> str:
+    """HTML on training without onnxremat, as far as the artifact's target and update allow it."""
+    manifest = artifact.manifest
+    if artifact.target.tokens:
+        return (
+            "<p>With a session of any ONNX Runtime, in any language: feed the batch and the tensors of <code>checkpoint.safetensors</code>; every "
+            "output that <code>manifest.json</code> lists under <code>writes</code> is the next value of an input. The project's "
+            "<code>examples</code> do so in JavaScript and in C.</p>"
+        )
+    if manifest["target"].endswith(SPILL_SUFFIX):
+        return '<p class="soft">It swaps tensors by operators of <code>onnxremat.spill</code>, so it trains with that package only.</p>'
+    if manifest["update"] == "fused":
+        return '<p class="soft">Its parameters are updated within the step, which ONNX Runtime\'s own training API has no part in.</p>'
+    return (
+        "<p>With ONNX Runtime's own training API, which needs neither onnxremat nor the model's source:</p>\n"
+        f'<pre><code class="api">{escape(api_snippet(artifact))}</code></pre>\n'
+        '<p class="soft">Order and recomputes hold under the session options above; other options compute the same numbers but may need more '
+        "memory.</p>"
+    )
 
 
 def _source(manifest: Mapping[str, Any]) -> str:

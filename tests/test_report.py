@@ -337,6 +337,22 @@ def test_snippets_name_every_session_option(tmp_path: Path, plan: Plan) -> None:
     assert "'learning_rate': np.array([0.001], np.float32)" in inside
 
 
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({}, "CheckpointState"),
+        ({"update": "fused"}, "updated within the step"),
+        ({"target": "onnxruntime"}, "the next value of an input"),
+    ],
+)
+def test_training_elsewhere_is_told_as_the_artifact_allows(tmp_path: Path, plan: Plan, changed: dict[str, str], told: str) -> None:
+    made = make_artifact(tmp_path, chain_problem(), plan)
+    artifact = Artifact(tmp_path, made.manifest | changed)
+    _, page = page_of(artifact)
+    assert told in page.text
+    assert ("CheckpointState" in page.text) == (not changed)
+
+
 NET = """
 from torch import nn
 def net():
