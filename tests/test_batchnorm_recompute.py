@@ -27,7 +27,7 @@ def test_a_resnet_is_brought_into_its_budget_by_repeating_batch_normalizations(t
         costs="analytic",
         threads=1,
         time_limit=100,
-        work_limit=1_000_000,
+        work_limit=300_000,
         verify=False,
     )
     problem = Problem.load(artifact.file("problem.json"))

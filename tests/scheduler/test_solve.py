@@ -303,11 +303,11 @@ def test_auto_on_a_thousand_ops_keeps_tight_budgets_within_a_minute() -> None:
     problem = transformer(62)
     assert len(problem.ops) > 990
     started = time.monotonic()
-    smallest = minimum_budget(problem, 40.0)
+    smallest = minimum_budget(problem, 25.0)
     for budget in (int(1.1 * smallest), (smallest + peak(problem)) // 2):
         started = time.monotonic()
-        plan = solve(problem, budget, time_limit=45.0)
-        assert time.monotonic() - started < 60
+        plan = solve(problem, budget, time_limit=20.0)
+        assert time.monotonic() - started < 40
         assert plan.peak_bytes <= budget
 
 
