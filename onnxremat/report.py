@@ -151,10 +151,11 @@ def write_report(artifact: Artifact, path: Path) -> None:
 
 
 def _seconds(value: float) -> str:
-    for scale, unit in ((1.0, "s"), (1e-3, "ms")):
-        if abs(value) >= scale:
-            return f"{value / scale:#.3g} {unit}" if abs(value) < 99.95 * scale else f"{value / scale:.0f} {unit}"
-    return f"{value * 1e6:#.3g} µs" if value else "0 s"
+    """Three digits in the unit that suits; no point without a digit behind it."""
+    scale, unit = next((u for u in ((1.0, "s"), (1e-3, "ms")) if abs(value) >= u[0]), (1e-6, "µs"))
+    if not value:
+        return "0 s"
+    return f"{value / scale:#.3g} {unit}" if abs(value) < 99.95 * scale else f"{value / scale:.0f} {unit}"
 
 
 def _percent(value: float) -> str:

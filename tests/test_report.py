@@ -22,7 +22,7 @@ from onnx import TensorProto, helper
 from onnxremat import Optimizer
 from onnxremat.api import compile as compile_model
 from onnxremat.artifact import Artifact
-from onnxremat.report import alive_at, api_snippet, node_scopes, trainer_snippet, write_report
+from onnxremat.report import _seconds, alive_at, api_snippet, node_scopes, trainer_snippet, write_report
 from onnxremat.report_plot import phase_spans
 from onnxremat.scheduler import Op, Plan, Problem, Step, Tensor, Transfer, evaluate, plan_from_sequence
 from onnxremat.units import format_bytes
@@ -320,6 +320,13 @@ def test_swaps_are_told(tmp_path: Path) -> None:
     )
     _, page = page_of(make_artifact(tmp_path, problem, plan))
     assert "Swapped tensors 1" in page.text
+
+
+@pytest.mark.parametrize(
+    ("value", "told"), [(0.0, "0 s"), (4e-4, "400 µs"), (9e-6, "9.00 µs"), (0.0124, "12.4 ms"), (0.25, "250 ms"), (1.35, "1.35 s")]
+)
+def test_durations_have_three_digits(value: float, told: str) -> None:
+    assert _seconds(value) == told
 
 
 def test_snippets_name_every_session_option(tmp_path: Path, plan: Plan) -> None:
