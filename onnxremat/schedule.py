@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from .errors import BudgetInfeasible, OnnxRematError
-from .placement import GRANULE, UNLIMITED, ArenaExhausted, Placement, bookkeeping_bytes, capacity_within, compact, place
+from .placement import GRANULE, MOVES, UNLIMITED, ArenaExhausted, Placement, bookkeeping_bytes, capacity_within, compact, place
 from .progress import Interruption
 from .scheduler import (
     Infeasible,
@@ -30,13 +31,22 @@ OPTIMIZER_BYTES = 4 * 2**20
 _ARENA_SLACK_BYTES, _ARENA_SLACK_SHARE = 2**20, 0.0025
 #: Share of the arena that live bytes are planned into at first: a perfect packing is rarely found.
 _LIVE_SHARE = 0.985
-#: Seconds that moving runs for a better placement may take.
-_COMPACT_SECONDS = 10.0
-_REPLANS = 8
-#: Of the time that is left for planning, what a repetition counts on at least: one in less finds poor plans.
-_LEAST_SECONDS = 6.0
-#: Seconds that the proof of a lower bound may take.
-_BOUND_SECONDS = 10.0
+#: Seconds that moving runs for a better placement may take, and their share of the time limit.
+_COMPACT_SECONDS, _COMPACT_SHARE = 10.0, 1 / 24
+#: Shares of the time limit: of each search for a limit that suits the arena, and of the last resort where none was found.
+_FIND_SHARE, _LAST_SHARE = 1 / 16, 1 / 3
+#: Rounds of moving runs in the last resort, and moves of each.
+_ROUNDS, _ROUND_MOVES = 10, 3000
+#: Share of the time left that goes to making the most of a limit.
+_IMPROVE_SHARE = 0.7
+#: Seconds of one search at least, and the number of searches at least: less finds poor plans, or none.
+_LEAST_SECONDS, _LEAST_TRIES = 2.0, 3
+#: Where limits are tried between the tightest known and the first, once the steps have met in the middle.
+_BETWEEN = (0.0, 0.5, 0.25, 0.75)
+#: The gain, relative, below which no better limit is looked for.
+_WORTH = 1e-3
+#: Seconds that the proof of a lower bound may take, and their share of the time limit.
+_BOUND_SECONDS, _BOUND_SHARE = 10.0, 1 / 6
 #: Capacities tried for one plan, relative to what it takes in an endless arena: a larger one may place buffers better or worse.
 _CAPACITIES = (0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5, 1.0)
 
@@ -71,9 +81,7 @@ class Scheduled:
 
 def schedule_unscheduled(problem: Problem) -> Scheduled:
     """The base order in the smallest arena that holds it."""
-    fitting = _fit(problem, plan_from_sequence(problem, range(len(problem.ops)), UNLIMITED), UNLIMITED)
-    assert fitting is not None, "an arena of twice the size holds any schedule"
-    return fitting
+    return _unlimited(problem, plan_from_sequence(problem, range(len(problem.ops)), UNLIMITED))
 
 
 def needed_budget(problem: Problem, capacity: int) -> int:
@@ -116,56 +124,134 @@ def schedule(
         KeyboardInterrupt: interrupted before there was a plan.
     """
     interruption = interruption or Interruption()
-    unscheduled = plan_from_sequence(problem, range(len(problem.ops)), UNLIMITED, search.strategy)
     if search.strategy in ("auto", "keep_all"):
-        fitting = _fit(problem, unscheduled, budget)
+        fitting = _fit(problem, plan_from_sequence(problem, range(len(problem.ops)), UNLIMITED, search.strategy), budget)
         if fitting is not None:
             return fitting
-    floor = problem.resident_bytes
-    capacity = capacity_within(budget - floor)
-    room = capacity - _slack(capacity)
-    # The optimizer's phase may be the larger one; it does not depend on the plan.
-    first = limit = max(floor + int(_LIVE_SHARE * room), min(budget, problem.optimizer_peak_bytes))
-    smallest, proven, last = UNLIMITED, 0, False
-    hint: tuple[int, ...] | None = None
-    begin = time.monotonic()
-    deadline = begin + search.time_limit
+    planning = _Planning(problem, budget, search, progress, interruption)
+    if planning.find() is None:
+        raise _infeasible(problem, budget, max(planning.smallest, budget + 1), planning.proven)
+    found = planning.improve()
+    bound = lower_bound(problem, budget, 0.0 if interruption.asked else planning.bound_seconds)
+    # What exceeds a plan that runs can only be the solver's rounding.
+    return replace(found, plan=replace(found.plan, seconds_lower_bound=min(bound, found.plan.seconds)))
 
-    def tell(found: Progress) -> None:
-        interruption.check()
-        now = time.monotonic()
-        progress(replace(found, elapsed=now - begin, left=max(0.0, deadline - now)))
 
-    for _ in range(_REPLANS):
-        left = max(_LEAST_SECONDS, 0.0 if interruption.asked else deadline - time.monotonic())
-        plan = _solve(problem, limit, search, left / 3, hint, tell)
-        interruption.settle()
-        if isinstance(plan, Infeasible):
-            if limit == first:
-                proven = plan.lower_bound_bytes
-            if plan.minimum_budget_bytes < floor + room:
-                limit, last = plan.minimum_budget_bytes, True  # found on the way to the error; nothing tighter is
-                plan = _solve(problem, limit, search, left / 3, progress=tell)
+class _Planning:
+    """Plans under one limit on live bytes after the other, and what became of each in the arena.
+
+    How much the arena needs beyond live bytes differs from plan to plan, and by more than a little: short searches look for a limit under
+    which the placement fits, and a long one makes the most of it.
+
+    Attributes:
+        best: the fastest plan that fits; None as long as there is none.
+        smallest: the smallest budget, in bytes, for which a plan is known, once none fits.
+        proven: bytes that no plan can go below, as far as it was asked for.
+        bound_seconds: seconds that are left for the proof of a lower bound.
+    """
+
+    def __init__(self, problem: Problem, budget: int, search: Search, progress: Callable[[Progress], None], interruption: Interruption) -> None:
+        self.problem, self.budget, self.search = problem, budget, search
+        self.progress, self.interruption = progress, interruption
+        self.best: Scheduled | None = None
+        self.smallest, self.proven = UNLIMITED, 0
+        self.bound_seconds = min(_BOUND_SECONDS, _BOUND_SHARE * search.time_limit)
+        self.capacity = capacity_within(budget - problem.resident_bytes)
+        self.room = self.capacity - _slack(self.capacity)
+        self._begin = time.monotonic()
+        self._deadline = self._begin + search.time_limit - self.bound_seconds
+        self._tries = 0
+        # Limits on live bytes, resident ones included: under which the best plan fits, and the least one under which a plan did not.
+        self._fits = self._misfits = UNLIMITED
+        self._fastest_misfit = 0.0
+        # The smallest live peak known, where a search found none within its limit.
+        self._tightest = 0
+
+    @property
+    def left(self) -> float:
+        """Seconds left."""
+        return max(0.0, self._deadline - time.monotonic())
+
+    def find(self) -> Scheduled | None:
+        """The first plan that fits; the limit is lowered in growing steps until one does, or until none is found under it."""
+        floor = self.problem.resident_bytes
+        # The optimizer's phase may be the larger one; it does not depend on the plan.
+        first = limit = max(floor + int(_LIVE_SHARE * self.room), min(self.budget, self.problem.optimizer_peak_bytes))
+        step = max(1, self.room // 32)
+        shares = itertools.cycle(_BETWEEN)
+        until = self._deadline - _LAST_SHARE * self.search.time_limit
+        while self._tries < _LEAST_TRIES or time.monotonic() < until:
+            plan = self._try(limit, self._seconds(_FIND_SHARE * self.search.time_limit))
+            if self.best is not None:
+                return self.best
+            if isinstance(plan, Infeasible):
+                self.proven = plan.lower_bound_bytes
+                self._tightest = max(self._tightest, plan.minimum_budget_bytes)
+                if plan.minimum_budget_bytes > floor + self.room:
+                    break
+            if self.interruption.asked and self._tries >= _LEAST_TRIES:
+                break
+            if self._tightest and limit <= self._tightest:
+                # Nothing tighter is known: chance decides what fits.
+                limit = self._tightest + int(next(shares) * max(0, first - self._tightest))
             else:
-                smallest = min(smallest, _smallest_peak(problem, plan.minimum_budget_bytes, search))
+                limit, step = max(self._tightest, limit - step), 2 * step
+        return self._last_resort()
+
+    def improve(self) -> Scheduled:
+        """The best plan, after longer searches under its limit, or between it and the least limit that led to no placement."""
+        assert self.best is not None
+        while self.left > _LEAST_SECONDS and not self.interruption.asked:
+            above = self._misfits
+            if above == UNLIMITED:
+                self._try(self._fits, self._seconds(_IMPROVE_SHARE * self.left))
+                break
+            if above - self._fits < self.room // 64 or self.best.plan.seconds <= self._fastest_misfit * (1 + _WORTH):
+                break
+            self._try((self._fits + above) // 2, self._seconds(_IMPROVE_SHARE * self.left / 2))
+        return self.best
+
+    def _seconds(self, share: float) -> float:
+        # A limit on work ends a search the same way on every machine, which the clock must not anticipate.
+        return max(_LEAST_SECONDS, share) if self.search.work_limit is None else max(_LEAST_SECONDS, self.left)
+
+    def _try(self, limit: int, seconds: float) -> Plan | Infeasible:
+        """One search under a limit, from the best plan where there is one, and its placement."""
+        search = replace(self.search, seed=self.search.seed + self._tries)
+        self._tries += 1
+        hint = None if self.best is None or self.best.plan.swapped_tensors else self.best.plan.sequence
+        plan = _solve(self.problem, limit, search, seconds, hint, self._tell)
+        self.interruption.settle()
         if isinstance(plan, Infeasible):
-            break
-        most = max(plan.peak_bytes, floor + room)
-        plan = _compacted(problem, plan, max(limit, most), most, room, min(left / 4, _COMPACT_SECONDS), search.seed, capacity)
-        fitting = _fit(problem, plan, budget)
-        if fitting is not None:
-            bound = lower_bound(problem, budget, 0.0 if interruption.asked else min(_BOUND_SECONDS, search.time_limit))
-            # What exceeds a plan that runs can only be the solver's rounding.
-            return replace(fitting, plan=replace(fitting.plan, seconds_lower_bound=min(bound, plan.seconds)))
-        hint = None if plan.swapped_tensors else plan.sequence
-        form = _lowered(problem, plan)
-        arena_bytes = place(form.problem, form.sequence, UNLIMITED).arena_bytes
-        smallest = min(smallest, needed_budget(problem, arena_bytes + _slack(arena_bytes)))
-        if last or (time.monotonic() > deadline and not interruption.asked):
-            break
-        needed = place(form.problem, form.sequence, max(0, capacity), overflow=True).arena_bytes
-        limit = min(limit - max(1, room // 64), floor + (plan.peak_bytes - floor) * room // max(1, needed))
-    raise _infeasible(problem, budget, max(smallest, budget + 1), proven)
+            return plan
+        most = max(plan.peak_bytes, self.problem.resident_bytes + self.room)
+        patience = max(1.0, min(_COMPACT_SECONDS, _COMPACT_SHARE * self.search.time_limit))
+        compacted = _compacted(self.problem, plan, max(limit, most), most, self.room, patience, search.seed, self.capacity)
+        fitting = _fit(self.problem, compacted, self.budget)
+        if fitting is None:
+            self._fastest_misfit = plan.seconds if limit < self._misfits else self._fastest_misfit
+            self._misfits = min(self._misfits, limit)
+        elif self.best is None or fitting.plan.seconds < self.best.plan.seconds:
+            self.best, self._fits = fitting, limit
+        return plan
+
+    def _last_resort(self) -> Scheduled | None:
+        """The tightest plan, where that one fits; it is what the smallest budget named in an error rests on, so that this one is found again."""
+        plan: Plan | Infeasible | None = None
+        if self.search.strategy == "auto":
+            plan = smallest_plan(self.problem, _LAST_SHARE * self.search.time_limit, self.search.seed)
+        elif self._tightest:
+            plan = _solve(self.problem, self._tightest, self.search, _LAST_SHARE * self.search.time_limit)
+        if isinstance(plan, Plan):
+            tight = _squeezed(self.problem, plan, self.search)
+            self.smallest = needed_budget(self.problem, tight.arena_bytes)
+            self.best, self._fits = _fit(self.problem, tight.plan, self.budget), tight.plan.peak_bytes
+        return self.best
+
+    def _tell(self, found: Progress) -> None:
+        self.interruption.check()
+        now = time.monotonic()
+        self.progress(replace(found, elapsed=now - self._begin, left=max(0.0, self._deadline - now)))
 
 
 def schedule_smallest(
@@ -176,7 +262,8 @@ def schedule_smallest(
 ) -> Scheduled:
     """The fastest plan found within the smallest budget found; the plan's budget is what it needs."""
     plain = schedule_unscheduled(problem)
-    tight = min((plain, _tightest(problem, search)), key=lambda s: needed_budget(problem, s.arena_bytes))
+    squeezed = _squeezed(problem, smallest_plan(problem, _LAST_SHARE * search.time_limit, search.seed), search)
+    tight = min((plain, squeezed), key=lambda s: needed_budget(problem, s.arena_bytes))
     budget = needed_budget(problem, tight.arena_bytes)
     if tight is plain:
         return replace(plain, plan=replace(plain.plan, budget_bytes=budget, strategy=search.strategy))
@@ -188,11 +275,25 @@ def schedule_smallest(
     return replace(found, plan=replace(found.plan, budget_bytes=needed))
 
 
-def _tightest(problem: Problem, search: Search) -> Scheduled:
-    """The plan of the fewest live bytes found, placed in the smallest arena that holds it."""
-    plan = smallest_plan(problem, search.time_limit / 3, search.seed)
-    sequence = compact(problem, plan.sequence, plan.peak_bytes, 0, min(search.time_limit / 4, _COMPACT_SECONDS), search.seed)
-    fitting = _fit(problem, plan_from_sequence(problem, sequence, UNLIMITED, search.strategy), UNLIMITED)
+def _squeezed(problem: Problem, plan: Plan, search: Search) -> Scheduled:
+    """A plan in the smallest arena that is met while its runs are moved.
+
+    The work is counted in moves and not in seconds, as far as the time limit allows: what is named as the smallest budget must be found again.
+    """
+    best = _unlimited(problem, plan)
+    deadline = time.monotonic() + _LAST_SHARE * search.time_limit
+    for k in range(_ROUNDS):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        plan = _compacted(problem, plan, UNLIMITED, plan.peak_bytes, 0, left, search.seed + k, moves=_ROUND_MOVES)
+        best = min(best, _unlimited(problem, plan), key=lambda found: found.arena_bytes)
+    return replace(best, plan=replace(best.plan, strategy=search.strategy))
+
+
+def _unlimited(problem: Problem, plan: Plan) -> Scheduled:
+    """A plan in the smallest arena that holds it."""
+    fitting = _fit(problem, plan, UNLIMITED)
     assert fitting is not None, "an arena of twice the size holds any schedule"
     return fitting
 
@@ -205,10 +306,12 @@ def _lowered(problem: Problem, plan: Plan) -> Lowered:
     return form
 
 
-def _compacted(problem: Problem, plan: Plan, limit: int, most: int, room: int, seconds: float, seed: int, capacity: int = UNLIMITED) -> Plan:
+def _compacted(
+    problem: Problem, plan: Plan, limit: int, most: int, room: int, seconds: float, seed: int, capacity: int = UNLIMITED, moves: int = MOVES
+) -> Plan:
     """The plan with its runs and transfers moved so that the arena gets smaller, towards ``room`` bytes; live bytes stay within ``most``."""
     form = _lowered(problem, plan)
-    steps = form.plan_steps(compact(form.problem, form.sequence, most, room, seconds, seed, capacity=capacity))
+    steps = form.plan_steps(compact(form.problem, form.sequence, most, room, seconds, seed, moves, capacity))
     try:
         moved = plan_from_sequence(problem, steps, limit, plan.strategy)
     except PlanError:
@@ -254,16 +357,6 @@ def _fit(problem: Problem, plan: Plan, budget: int) -> Scheduled | None:
         if placement.arena_bytes + _slack(placement.arena_bytes) <= capacity and peak <= budget:
             return Scheduled(replace(plan, budget_bytes=budget), placement, capacity, peak)
     return None
-
-
-def _smallest_peak(problem: Problem, limit: int, search: Search) -> int:
-    """The budget that the tightest plan found needs when it is placed."""
-    plan = _solve(problem, limit, search, search.time_limit / 4)
-    if isinstance(plan, Infeasible):
-        return UNLIMITED
-    form = _lowered(problem, _compacted(problem, plan, UNLIMITED, plan.peak_bytes, 0, _COMPACT_SECONDS, search.seed))
-    arena_bytes = place(form.problem, form.sequence, UNLIMITED).arena_bytes
-    return needed_budget(problem, arena_bytes + 2 * _slack(arena_bytes))
 
 
 def _infeasible(problem: Problem, budget: int, minimum: int, floor: int) -> BudgetInfeasible:

@@ -1,6 +1,6 @@
 """A schedule's buffers in the runtime's arena: where they end up, and how to make them need less."""
 
-from .compaction import compact
+from .compaction import MOVES, compact
 from .offsets import Offsets, OverlappingBuffers, assign_offsets, check_offsets, live_bytes, step_buffers
 from .simulate import (
     GRANULE,
@@ -18,6 +18,7 @@ from .simulate import (
 
 __all__ = [
     "GRANULE",
+    "MOVES",
     "UNLIMITED",
     "ArenaExhausted",
     "BestFitArena",

@@ -22,6 +22,8 @@ from ..scheduler import PlanError, Problem, evaluate
 from .native import load_library
 from .simulate import UNLIMITED, place
 
+#: Moves that are tried at most where the caller does not say.
+MOVES = 200_000
 #: How far moves go.
 _REACH = (3, 15, 60)
 _MASK = (1 << 64) - 1
@@ -38,7 +40,7 @@ def compact(
     arena_limit: int,
     seconds: float,
     seed: int = 0,
-    moves: int = 200_000,
+    moves: int = MOVES,
     capacity: int = UNLIMITED,
 ) -> list[int]:
     """Reorder a sequence so that its buffers need a smaller arena.

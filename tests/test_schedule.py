@@ -1,0 +1,50 @@
+"""From a budget to a plan that the arena holds, and the budget that an error names."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from onnxremat.errors import BudgetInfeasible
+from onnxremat.placement import capacity_within, place
+from onnxremat.schedule import Scheduled, Search, needed_budget, schedule, schedule_smallest, schedule_unscheduled
+from onnxremat.scheduler import Problem
+
+from .scheduler.graphs import transformer
+
+MIB = 2**20
+QUICK = Search("auto", 3.0, work_limit=3000)
+
+
+def _uneven(seed: int) -> Problem:
+    """A training step whose buffers have many sizes, so that the arena fragments."""
+    chance = random.Random(seed)
+    problem = transformer(3)
+    return replace(problem, tensors=tuple(replace(t, bytes=int(t.bytes * MIB * chance.uniform(0.3, 3.0))) for t in problem.tensors))
+
+
+def _check(problem: Problem, found: Scheduled, budget: int) -> None:
+    assert found.peak_bytes <= budget
+    assert found.arena_bytes <= capacity_within(budget - problem.resident_bytes)
+    assert place(problem, found.plan.sequence, found.arena_bytes).arena_bytes == found.placement.arena_bytes
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_plan_fits_where_live_bytes_are_all_but_the_whole_arena(seed: int) -> None:
+    problem = _uneven(seed)
+    whole, least = needed_budget(problem, schedule_unscheduled(problem).arena_bytes), schedule_smallest(problem, QUICK).plan.budget_bytes
+    assert least < whole
+    for share in (0.0, 0.2):
+        budget = least + int(share * (whole - least))
+        _check(problem, schedule(problem, budget, QUICK), budget)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_budget_that_an_error_names_suffices(seed: int) -> None:
+    problem = _uneven(seed)
+    with pytest.raises(BudgetInfeasible) as refused:
+        schedule(problem, problem.resident_bytes + 12 * MIB, QUICK)
+    budget = refused.value.minimum_budget_bytes
+    _check(problem, schedule(problem, budget, QUICK), budget)
