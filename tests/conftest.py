@@ -38,8 +38,7 @@ def cnn_artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
         activation_budget="75%",
         costs="analytic",
         threads=1,
-        time_limit=60,
-        work_limit=200_000,
+        time_limit=6,
     )
     assert artifact.plan.recomputed_ops > 0
     return artifact
@@ -58,8 +57,7 @@ def momentum_artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
         activation_budget="75%",
         costs="analytic",
         threads=1,
-        time_limit=60,
-        work_limit=200_000,
+        time_limit=6,
         verify=False,
     )
     assert artifact.plan.recomputed_ops > 0
