@@ -158,6 +158,7 @@ def _protect_overwritten(graph: ir.Graph, target: Target) -> None:
     nodes = list(graph)
     position = {id(n): i for i, n in enumerate(nodes)}
     ancestors = _ancestors(nodes, position)
+    op = GraphBuilder(graph, prefix="order_")
     for write, buffer in overwritten(graph).items():
         readers = {id(n): n for v in _aliases(buffer) for n in (use.node for use in v.uses()) if n is not write}
         loose = [
@@ -171,7 +172,7 @@ def _protect_overwritten(graph: ir.Graph, target: Target) -> None:
                 f"node '{late[0].name}' reads '{buffer.name}' after '{write.name}' has overwritten it; the plan is not valid"
             )
         if loose and not target.tokens:
-            _depend(graph, write, _last_of_each_chain(loose, ancestors, position))
+            _depend(op, write, _last_of_each_chain(loose, ancestors, position))
 
 
 def _aliases(value: ir.Value) -> list[ir.Value]:
@@ -206,10 +207,11 @@ def _last_of_each_chain(loose: Sequence[ir.Node], ancestors: Sequence[int], posi
     return [n for n in loose if not covered >> position[id(n)] & 1]
 
 
-def _depend(graph: ir.Graph, write: ir.Node, readers: Sequence[ir.Node]) -> None:
+def _depend(op: GraphBuilder, write: ir.Node, readers: Sequence[ir.Node]) -> None:
     value = write.inputs[1]
     assert value is not None
-    op = GraphBuilder(graph, prefix="order_", before=write)
+    op.before = write
+    op.forget()
     op.metadata = {_HELPER: str(write.name), PHASE: write.metadata_props[PHASE]}
     first = op.wrap(value)
     sizes = [op("Size", next(v for v in n.outputs if v.name)) for n in readers]
