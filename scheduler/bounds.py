@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from .problem import Problem
+from .swap import swappable
 
 __all__ = ["bytes_floor", "inplace_credit", "seconds_floor"]
 
@@ -18,11 +19,11 @@ def seconds_floor(problem: Problem) -> float:
 
 
 def bytes_floor(problem: Problem) -> int:
-    """Bytes that every plan without swap needs, in any order and with any recomputes.
+    """Bytes that every plan needs, in any order and with any recomputes, and with swaps where the problem has a channel.
 
     It is the largest of: what an op that must run needs at its first run, the outputs, the optimizer's peak.  While an op runs, the storages
     that it reads and writes are all there, and its workspace; of an in-place pair one buffer may serve both.  So are those that can't be
-    made again and that a reader still awaits (see :func:`_awaited`).
+    made again and that a reader still awaits (see :func:`_awaited`), unless they may be away meanwhile.
     """
     index, tensors = problem.index, problem.tensors
     floor = 0
@@ -60,7 +61,8 @@ def _awaited(problem: Problem) -> list[list[int]]:
         if index.must_run[o]:
             for t in index.first_reads[o]:
                 readers[index.root[t]] = readers.get(index.root[t], 0) | before[o]
-    once = [t for o, op in enumerate(ops) if op.pinned for t in index.own[o] if problem.tensors[t].bytes]
+    away = swappable(problem) if problem.transfer is not None else {}
+    once = [t for o, op in enumerate(ops) if op.pinned for t in index.own[o] if problem.tensors[t].bytes and t not in away]
     once.sort(key=lambda t: -problem.tensors[t].bytes)
     found: list[list[int]] = [[] for _ in ops]
     for t in once[:_AWAITED]:

@@ -43,6 +43,8 @@ def _check_numbers(problem: Problem) -> None:
         for what, rate in (("bytes_per_second_out", channel.bytes_per_second_out), ("bytes_per_second_in", channel.bytes_per_second_in)):
             if not is_duration(rate) or rate == 0:
                 raise _fail(problem, f"transfer: {what} must be a positive number, not {rate!r}")
+        if not isinstance(channel.overlap, bool):
+            raise _fail(problem, f"transfer: overlap must be true or false, not {channel.overlap!r}")
         if not is_size(channel.host_bytes):
             raise _fail(problem, f"transfer: host_bytes must be an integer from 0 to 2**52, not {channel.host_bytes!r}")
 

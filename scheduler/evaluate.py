@@ -18,6 +18,7 @@ import numpy.typing as npt
 from .errors import PlanError
 from .plan import Step
 from .problem import Problem
+from .timeline import copy_starts, seconds_overlapped
 
 __all__ = ["Evaluation", "evaluate"]
 
@@ -30,7 +31,7 @@ class Evaluation:
 
     Attributes:
         peak_bytes: the larger of the largest step and the optimizer's peak.
-        seconds: sum of the runs and transfers.
+        seconds: sum of the runs and transfers; of a channel that overlaps, the time at which all is done.
         peak_step: index of the (first) largest step, -1 for an empty sequence.
         profile: int64 array, bytes of every step.
         host_bytes: the most bytes that swapped tensors take on the host at one time.
@@ -46,9 +47,10 @@ class Evaluation:
 def evaluate(problem: Problem, steps: Sequence[Step] | Sequence[int]) -> Evaluation:
     """Simulate a sequence of steps; a plain integer stands for the run of that op.
 
-    Transfers are serial.  ``swap_out`` reads the latest instance of a tensor with a storage of its own and keeps a copy on the host, which
-    takes bytes there up to the last ``swap_in`` that reads it; the instance dies as any other does, after its last read.  ``swap_in`` makes a
-    new instance from the latest copy, as a run would; views of the old one stay with that until they are made again.
+    Transfers are serial unless the channel overlaps (:mod:`.timeline`); bytes are the same either way.  ``swap_out`` reads the latest instance of
+    a tensor with a storage of its own and keeps a copy on the host, which takes bytes there up to the last ``swap_in`` that reads it; the
+    instance dies as any other does, after its last read.  ``swap_in`` makes a new instance from the latest copy, as a run would; views of the
+    old one stay with that until they are made again.
 
     Args:
         problem: a checked problem.
@@ -152,7 +154,11 @@ def evaluate(problem: Problem, steps: Sequence[Step] | Sequence[int]) -> Evaluat
     profile = np.cumsum(change[:count]).astype(np.int64) + workspace + problem.resident_bytes
     peak_step = int(profile.argmax()) if count else -1
     peak = int(profile[peak_step]) if count else problem.resident_bytes
-    return Evaluation(max(peak, problem.optimizer_peak_bytes), math.fsum(spent), peak_step, profile, copies.host_bytes(count))
+    overlaps = bool(copies.rows) and problem.transfer is not None and problem.transfer.overlap
+    if overlaps:
+        copies.start_early([Step("run", step) if not isinstance(step, Step) else step for step in sequence])
+    seconds = seconds_overlapped(problem, sequence) if overlaps else math.fsum(spent)
+    return Evaluation(max(peak, problem.optimizer_peak_bytes), seconds, peak_step, profile, copies.host_bytes(count))
 
 
 class _Copies:
@@ -186,6 +192,12 @@ class _Copies:
             raise PlanError(f"step {k}: {tensor.name!r} is not swapped out")
         self.rows[self.latest[t]][2] = k
         return tensor.bytes, tensor.bytes / channel.bytes_per_second_in
+
+    def start_early(self, steps: Sequence[Step]) -> None:
+        """Let each copy take its bytes from when it starts."""
+        starts = copy_starts(self.problem, steps)
+        for row in self.rows:
+            row[1] = starts[row[1]]
 
     def host_bytes(self, count: int) -> int:
         """The most bytes that copies take at one time; raises PlanError where that is more than is lent, or where one is never read."""

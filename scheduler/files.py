@@ -4,7 +4,7 @@ A problem file is one JSON object::
 
     {"format": "onnxremat-problem", "version": 1, "name": ..., "unit": "seconds",
      "resident": {"parameters": BYTES, ...}, "optimizer_peak_bytes": BYTES,
-     "transfer": null | {"bytes_per_second_out": ..., "bytes_per_second_in": ..., "host_bytes": ...},
+     "transfer": null | {"bytes_per_second_out": ..., "bytes_per_second_in": ..., "host_bytes": ...[, "overlap": true]},
      "tensors": [{"name", "bytes", "producer", "alias_of"?, "output"?}, ...],
      "ops": [{"name", "seconds", "inputs", "outputs", "workspace_bytes"?, "phase"?, "pinned"?, "inplace"?, "writes"?,
               "recompute_inputs"?, "op_type"?}, ...]}
@@ -101,6 +101,7 @@ def problem_to_json(problem: Problem) -> dict[str, Any]:
             "bytes_per_second_out": channel.bytes_per_second_out,
             "bytes_per_second_in": channel.bytes_per_second_in,
             "host_bytes": channel.host_bytes,
+            **({"overlap": True} if channel.overlap else {}),
         },
         "tensors": tensors,
         "ops": ops,
@@ -137,8 +138,7 @@ def load_problem(path: str | Path) -> Problem:
 
 def _read_full(data: Mapping[str, Any]) -> Problem:
     tensors = tuple(
-        Tensor(str(row["name"]), row["bytes"], row["producer"], row.get("alias_of", -1), bool(row.get("output", False)))
-        for row in data["tensors"]
+        Tensor(str(row["name"]), row["bytes"], row["producer"], row.get("alias_of", -1), bool(row.get("output", False))) for row in data["tensors"]
     )
     ops = tuple(
         Op(
@@ -165,7 +165,7 @@ def _read_full(data: Mapping[str, Any]) -> Problem:
         optimizer_peak_bytes=data.get("optimizer_peak_bytes", 0),
         transfer=None
         if channel is None
-        else Transfer(channel["bytes_per_second_out"], channel["bytes_per_second_in"], channel["host_bytes"]),
+        else Transfer(channel["bytes_per_second_out"], channel["bytes_per_second_in"], channel["host_bytes"], bool(channel.get("overlap", False))),
         unit=str(data.get("unit", "seconds")),
     )
 

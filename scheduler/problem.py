@@ -76,11 +76,19 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """The swap channel: bytes per second to the host and back, and the bytes that the host lends."""
+    """The swap channel.
+
+    Attributes:
+        bytes_per_second_out: pace of copies to the host.
+        bytes_per_second_in: pace of copies back.
+        host_bytes: what the host lends.
+        overlap: copies run beside the ops, one at a time in either direction (:mod:`.timeline`); otherwise ops wait for them.
+    """
 
     bytes_per_second_out: float
     bytes_per_second_in: float
     host_bytes: int
+    overlap: bool = False
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 Take a path x_1 .. x_k of the graph.  The first runs of its ops come in that order in every valid sequence, whatever else is reordered or
 recomputed; stage j is the time from the first run of x_j up to that of x_{j+1}.  A binary r[j,o] says that o runs in stage j, a binary
 s[j,v] that storage v is live just before x_j first runs.  With a swap channel a binary w[j,v] says that v comes back in stage j, which
-serves there as a run of its op would, and z[v] that it went out; each costs its transfer.  Every sequence gives a solution of the program
+serves there as a run of its op would, and z[v] that it went out; each costs its transfer, or, where copies overlap with ops, the end of all
+is no earlier than that of the ops, of the copies back and of the copies out, each by themselves.  Every sequence gives a solution of the program
 below, so its optimum, and the optimum of its linear relaxation, bound the seconds from below.  :mod:`.prover` chooses paths and shares time
 among their programs.
 """
@@ -178,6 +179,9 @@ class StageProgram:
         out = self.size + (k + 1) * m + np.arange(m)
         if channel is not None:
             self.size += (k + 2) * m
+        # Where copies overlap with ops, the end of all of it is a variable of its own.
+        end = self.size if channel is not None and channel.overlap else -1
+        self.size += end >= 0
         low, high = np.zeros(self.size), np.ones(self.size)
         rows: list[int] = []
         columns: list[int] = []
@@ -240,8 +244,16 @@ class StageProgram:
             self._cost[runs[j]] = np.array([price[o] for o in ops]) / max(self.total, 1e-300)
         if channel is not None:
             sizes = np.array([reduced.size[v] for v in storages], dtype=np.float64) / max(self.total, 1e-300)
-            self._cost[back] = sizes / channel.bytes_per_second_in
-            self._cost[out] = sizes / channel.bytes_per_second_out
+            into, away = sizes / channel.bytes_per_second_in, sizes / channel.bytes_per_second_out
+            if end >= 0:
+                # It comes after all ops, after all copies back and after all copies out; those may run beside what is constant here.
+                free = self.constant / max(self.total, 1e-300)
+                row([*((x, c) for x, c in enumerate(self._cost) if c), (end, -1.0)], 0.0)
+                row([*((back[j, i], c) for j in range(k + 1) for i, c in enumerate(into)), (end, -1.0)], free)
+                row([*((out[i], c) for i, c in enumerate(away)), (end, -1.0)], free)
+                self._cost[:], self._cost[end], high[end] = 0.0, 1.0, np.inf
+            else:
+                self._cost[back], self._cost[out] = into, away
             for j in range(k + 1):
                 for i in range(m):
                     row([(back[j, i], 1.0), (out[i], -1.0)], 0.0)
@@ -265,7 +277,7 @@ class StageProgram:
             return Answer(math.inf, True)
         found = milp(
             self._cost,
-            integrality=np.full(self.size, int(whole)),
+            integrality=np.where(np.isfinite(self._high), int(whole), 0),
             bounds=Bounds(self._low, self._high),
             constraints=LinearConstraint(self._matrix, -np.inf, self._limits),
             options={"time_limit": max(seconds, 0.1), "mip_rel_gap": 1e-6} | ({} if nodes is None else {"node_limit": nodes}),

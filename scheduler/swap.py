@@ -16,6 +16,8 @@ from .problem import Op, Problem, Tensor
 
 __all__ = ["Late", "Lowered", "lower", "swappable", "with_swaps"]
 
+#: What a search for sequences counts of the seconds of copies that hide behind ops; what is left of them in a plan is the evaluator's to say.
+HIDDEN = 0.1
 #: Tensor -> the ops whose first run reads what came back instead of what went out.
 Late = Mapping[int, frozenset[int]]
 
@@ -61,9 +63,7 @@ def swappable(problem: Problem) -> dict[int, list[int]]:
         plain = plain and all(index.root[u] == root or index.persistent[u] for u in reads)
         if index.persistent[t] or tensor.output or (t != root and (not plain or made is None or root in made.outputs)):
             barred.add(root)
-    return {
-        x: sorted({o for t in views for o in index.readers[t]}) for x, views in families.items() if x not in barred and tensors[x].bytes
-    }
+    return {x: sorted({o for t in views for o in index.readers[t]}) for x, views in families.items() if x not in barred and tensors[x].bytes}
 
 
 def with_swaps(problem: Problem, late: Late) -> Lowered:
@@ -92,7 +92,8 @@ def with_swaps(problem: Problem, late: Late) -> Lowered:
     for x, users in late.items():
         assert channel is not None, "only a problem with a channel has swaps"
         tensor = tensors[x]
-        seconds = (tensor.bytes / channel.bytes_per_second_out, tensor.bytes / channel.bytes_per_second_in)
+        share = HIDDEN if channel.overlap else 1.0
+        seconds = (share * tensor.bytes / channel.bytes_per_second_out, share * tensor.bytes / channel.bytes_per_second_in)
         token = new(Tensor(f"{tensor.name} on the host", 0, 0))
         back[x] = new(replace(tensor, name=f"{tensor.name}'"))
         first = min(users)
@@ -164,9 +165,7 @@ def _numbered(problem: Problem, rows: Sequence[tuple[Op, Step]], made: Sequence[
         )
         for op, _ in rows
     )
-    lowered = tuple(
-        replace(tensors[t], producer=producer.get(t, -1), alias_of=number[shown[t]] if shown[t] >= 0 else -1) for t in kept
-    )
+    lowered = tuple(replace(tensors[t], producer=producer.get(t, -1), alias_of=number[shown[t]] if shown[t] >= 0 else -1) for t in kept)
     steps = tuple(step for _, step in rows)
     return Lowered(replace(problem, ops=ops, tensors=lowered, transfer=None), steps, tuple(range(len(rows))))
 

@@ -9,6 +9,7 @@ so both together never cost more than the better of the two alone.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +26,8 @@ from .problem import Problem
 from .reduce import reduce_problem
 from .strategies.auto import WEIGHTS, lower_peak, search
 from .strategies.registry import Context
-from .swap import Lowered, lower, swappable, with_swaps
+from .swap import HIDDEN, Lowered, lower, swappable, with_swaps
+from .timeline import hide_copies
 
 __all__ = ["STRATEGIES", "Candidate", "SwapSearch", "candidates"]
 
@@ -49,7 +51,7 @@ class Candidate:
         out: the op after which it may go, in the base order.
         back: the op before which it must be there again.
         bytes: its size.
-        seconds: both transfers.
+        seconds: both transfers, as far as a search counts them.
         price: seconds of the op that makes it, infinity where that can't run again.
     """
 
@@ -81,6 +83,7 @@ def candidates(problem: Problem) -> list[Candidate]:
         late = frozenset(o for o in readers if o >= b)
         if any(problem.index.must_run[o] for o in late):
             seconds = tensor.bytes / channel.bytes_per_second_out + tensor.bytes / channel.bytes_per_second_in
+            seconds *= HIDDEN if channel.overlap else 1.0
             op = problem.ops[tensor.producer]
             found.append(Candidate(x, late, a, b, tensor.bytes, seconds, float("inf") if op.pinned else op.seconds))
     least = max((c.bytes for c in found), default=0) * _SMALL
@@ -116,7 +119,7 @@ class SwapSearch:
 
     def __post_init__(self) -> None:
         assert self.problem.transfer is not None
-        self.host_bytes = self.problem.transfer.host_bytes
+        self.host_bytes, self.overlap = self.problem.transfer.host_bytes, self.problem.transfer.overlap
         self.profile = evaluate(self.problem, range(len(self.problem.ops))).profile
         # Only what is away while there is too much is of use.
         self.candidates = [c for c in candidates(self.problem) if (self.profile[c.away] > self.budget).any()]
@@ -135,12 +138,23 @@ class SwapSearch:
             return None
         if lower(self.problem, steps) is None:
             return None
+        if found.peak_bytes <= self.budget and self.overlap and any(step.kind != "run" for step in steps):
+            found, steps = self.hidden(found, steps)
         if found.peak_bytes < self.lowest_peak:
             self.lowest, self.lowest_peak = list(steps), found.peak_bytes
         if found.peak_bytes <= self.budget and found.seconds < self.best_seconds:
             self.best, self.best_seconds = list(steps), found.seconds
             self.tell(found.seconds)
         return found
+
+    def hidden(self, found: Evaluation, steps: Sequence[Step]) -> tuple[Evaluation, Sequence[Step]]:
+        """The steps with their copies hidden behind ops, where that is faster and still a plan."""
+        moved = hide_copies(self.problem, steps, found.profile.tolist(), self.budget)
+        with contextlib.suppress(PlanError):
+            other = evaluate(self.problem, moved)
+            if other.seconds < found.seconds and other.peak_bytes <= self.budget and lower(self.problem, moved) is not None:
+                return other, moved
+        return found, steps
 
     def swap_alone(self) -> list[Candidate]:
         """Offer the base order with few bytes moved: what frees most of the excess for its bytes goes first. Returns what goes."""

@@ -7,6 +7,7 @@ touches and frees buffers as a runtime with reference counts would, and adds up 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass, field
@@ -78,8 +79,19 @@ def validate(problem: Problem, plan: Plan) -> None:
     if 0 in reads_left:
         raise PlanError(f"plan for {problem.name!r}: a tensor is copied to the host that nobody reads back")
     on_host = 0
+    # A copy that overlaps takes its bytes on the host from when its tensor is made.
+    early = problem.transfer is not None and problem.transfer.overlap
+    made_at: dict[Buffer, int] = {}
+    copied_from: Counter[int] = Counter()
+    machine = _Machine(problem)
+    for k, step in enumerate(plan.steps if early else ()):
+        used, made = _advance(machine, k, step)
+        made_at |= dict.fromkeys(made, k)
+        if step.kind == "swap_out":
+            copied_from[made_at[used[0]]] += problem.tensors[step.index].bytes
 
     machine = _Machine(problem)
+    touched: list[tuple[list[Buffer], list[Buffer]]] = []
     held: dict[Buffer, int] = {}
     resident = sum(problem.resident.values())
     peak = resident
@@ -89,13 +101,13 @@ def validate(problem: Problem, plan: Plan) -> None:
         sources = {pair: machine.home.get(pair[0]) for pair in before}
         reads = machine.reads(op, step.index) if op is not None else ()
         used, made = _advance(machine, k, step)
+        touched.append((used, made))
         for buffer in made:
             held[buffer] = machine.bytes_of[buffer]
-        if step.kind == "swap_out":
-            on_host += machine.copies[-1][0]
-            if problem.transfer is not None and on_host > problem.transfer.host_bytes:
-                raise PlanError(f"step {k}: {on_host} bytes on the host, {problem.transfer.host_bytes} are lent")
-        elif step.kind == "swap_in":
+        on_host += copied_from[k] if early else machine.copies[-1][0] if step.kind == "swap_out" else 0
+        if problem.transfer is not None and on_host > problem.transfer.host_bytes:
+            raise PlanError(f"step {k}: {on_host} bytes on the host, {problem.transfer.host_bytes} are lent")
+        if step.kind == "swap_in":
             copy = machine.copy_of[step.index]
             reads_left[copy] -= 1
             on_host -= 0 if reads_left[copy] else machine.copies[copy][0]
@@ -122,7 +134,8 @@ def validate(problem: Problem, plan: Plan) -> None:
         raise PlanError(f"plan for {problem.name!r}: its peak is {peak} bytes, it says {plan.peak_bytes}")
     if peak > plan.budget_bytes:
         raise PlanError(f"plan for {problem.name!r}: its peak of {peak} bytes exceeds the budget of {plan.budget_bytes}")
-    seconds = math.fsum(machine.seconds)
+    overlaps = problem.transfer is not None and problem.transfer.overlap and bool(machine.copies)
+    seconds = _last_end(problem, plan.steps, touched) if overlaps else math.fsum(machine.seconds)
     if not math.isclose(seconds, plan.seconds, rel_tol=1e-9, abs_tol=1e-12):
         raise PlanError(f"plan for {problem.name!r}: it takes {seconds} {problem.unit}, it says {plan.seconds}")
 
@@ -199,6 +212,56 @@ def _move(machine: _Machine, k: int, step: Step) -> tuple[list[Buffer], list[Buf
     machine.home[step.index] = buffer
     machine.seconds.append(tensor.bytes / channel.bytes_per_second_in)
     return [], [buffer]
+
+
+def _last_end(problem: Problem, steps: tuple[Step, ...], touched: list[tuple[list[Buffer], list[Buffer]]]) -> float:
+    """The end of the last run or copy where copies overlap with runs: the longest chain of waits.
+
+    The rules are those of :mod:`.timeline`; here every run, copy and wait is a node that names what it waits for.
+    """
+    channel = problem.transfer
+    assert channel is not None
+    takes: dict[tuple[str, int], float] = {}
+    waits: dict[tuple[str, int], list[tuple[str, int]]] = {}
+    maker: dict[Buffer, tuple[str, int]] = {}
+    going: list[tuple[int, int]] = []  # (step that made what is copied out, step that waits for the copy)
+    latest: dict[int, tuple[str, int]] = {}
+    runs: list[tuple[str, int]] = []
+    copies_in: list[tuple[str, int]] = []
+    for k, (step, (used, made)) in enumerate(zip(steps, touched, strict=True)):
+        size = problem.tensors[step.index].bytes if step.kind != "run" else 0
+        node = ("in" if step.kind == "swap_in" else "run", k)
+        waits[node] = runs[-1:]
+        if step.kind == "run":
+            takes[node] = problem.ops[step.index].seconds
+            waits[node] += [maker[buffer] for buffer in used]
+            runs.append(node)
+        elif step.kind == "swap_out":
+            copy = latest[step.index] = ("out", k)
+            takes[node], takes[copy] = 0.0, size / channel.bytes_per_second_out
+            waits[node].append(copy)
+            source = maker[used[0]]
+            going.append((source[1], k))
+            waits[copy] = [source, *[other for other in copies_in if other[1] <= source[1]][-1:]]
+            runs.append(node)
+        else:
+            takes[node] = size / channel.bytes_per_second_in
+            waits[node] += [latest[step.index], *copies_in[-1:]]
+            copies_in.append(node)
+        maker |= dict.fromkeys(made, node)
+    going.sort()
+    for (_, before), (_, after) in itertools.pairwise(going):
+        waits["out", after].append(("out", before))
+    ends: dict[tuple[str, int], float] = {}
+    stack = list(waits)
+    while stack:
+        missing = [other for other in waits[stack[-1]] if other not in ends]
+        if missing:
+            stack += missing
+            continue
+        node = stack.pop()
+        ends[node] = max((ends[other] for other in waits[node]), default=0.0) + takes[node]
+    return max(ends.values(), default=0.0)
 
 
 def _kept(machine: _Machine, count: int) -> set[Buffer]:
