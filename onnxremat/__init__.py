@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .errors import BudgetInfeasible, OnnxRematError, VerificationFailed
     from .exporters import InputSpec, Loss
     from .optimizers import Optimizer
+    from .runtime.cuda_trainer import CudaTrainer
     from .runtime.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Artifact": "artifact",
     "BudgetInfeasible": "errors",
+    "CudaTrainer": "runtime.cuda_trainer",
     "InputSpec": "exporters",
     "Loss": "exporters",
     "OnnxRematError": "errors",
@@ -34,6 +36,7 @@ _HOMES = {
 __all__ = [
     "Artifact",
     "BudgetInfeasible",
+    "CudaTrainer",
     "InputSpec",
     "Loss",
     "OnnxRematError",

@@ -13,7 +13,9 @@ from .errors import UsageError
 from .exporters import ExportError, InputSpec, Loss
 from .optimizers import Optimizer
 from .pipeline import Request, compile_module, compile_source
+from .runtime.cuda import Cuda
 from .spill import spilling_to
+from .targets import PROVIDERS
 from .units import Budget
 from .verification import Verification, verify_artifact
 
@@ -45,6 +47,9 @@ def compile(
     swap_bandwidth: str | None = None,
     swap_bytes: str | None = None,
     spill_dir: str | os.PathLike[str] | None = None,
+    provider: str = "cpu",
+    provider_options: Sequence[str] = (),
+    allow_cpu_nodes: bool = False,
     progress: Callable[[str], None] = lambda message: None,
 ) -> Artifact:
     """Compile a model into a training artifact.
@@ -71,11 +76,15 @@ def compile(
         freeze: patterns of parameters that are not trained, such as ``"backbone.*"``.
         train_mode: of a ``.onnx`` file: turn inference BatchNormalization and Dropout into their training forms.
         verify: compare the numbers with the unscheduled step's and torch's, and the measured peak with the budget.
-        swap: ``"disk"`` to let the planner swap tensors to a file where that is faster than recomputing them; ``"none"``.
-        swap_bandwidth: of that file, such as ``"2GiB/s"``, or ``"1GiB/s:3GiB/s"`` for out and in; left out, it is measured.
+        swap: ``"disk"`` to let the planner swap tensors to a file where that is faster than recomputing them, on CUDA ``"host"`` for the
+            memory of the host; ``"none"``.
+        swap_bandwidth: of that file or of the GPU's copies, such as ``"2GiB/s"``, or ``"1GiB/s:3GiB/s"`` for out and in; left out, it is measured.
         swap_bytes: the most that may be swapped out at one time, such as ``"20GiB"``.
         spill_dir: the folder of that file; left out, that of the environment (``ONNXREMAT_SPILL_DIR``, ``TMPDIR``, ``/var/tmp``). Where the
             step runs later is said there.
+        provider: ``"cpu"``, or ``"cuda"`` for a step that is trained on a GPU.
+        provider_options: further options of ONNX Runtime's CUDA provider, ``"KEY=VALUE"``.
+        allow_cpu_nodes: also compile where nodes have no CUDA kernel and run on the CPU.
         progress: told what happens.
 
     Returns:
@@ -85,6 +94,7 @@ def compile(
         BudgetInfeasible: no plan fits; ``minimum_budget_bytes`` says which budget would do.
         OnnxRematError: anything else, in one line.
     """
+    cuda = parse_cuda(provider, provider_options, allow_cpu_nodes)
     request = Request(
         source=model if isinstance(model, str) else type(model).__name__,
         inputs=parse_specs(inputs),
@@ -103,7 +113,8 @@ def compile(
         freeze=tuple(freeze),
         train_mode=train_mode,
         verify=verify,
-        swap=Swap.parse(swap, swap_bandwidth, swap_bytes, None if spill_dir is None else os.fspath(spill_dir)),
+        swap=Swap.parse(swap, swap_bandwidth, swap_bytes, None if spill_dir is None else os.fspath(spill_dir), cuda),
+        cuda=cuda,
     )
     with spilling_to(request.swap.directory):
         if isinstance(model, str):
@@ -112,11 +123,28 @@ def compile(
 
 
 def verify(
-    artifact: Artifact | str | os.PathLike[str], *, steps: int = 3, threads: int = 0, seed: int = 0, measure: bool = True
+    artifact: Artifact | str | os.PathLike[str],
+    *,
+    steps: int = 3,
+    threads: int = 0,
+    seed: int = 0,
+    measure: bool = True,
+    provider: str | None = None,
 ) -> Verification:
     """Check the numbers and the peak of an artifact; see ``onnxremat.verification``."""
     found = artifact if isinstance(artifact, Artifact) else Artifact.load(Path(artifact))
-    return verify_artifact(found, steps=steps, threads=threads, seed=seed, measure=measure)
+    return verify_artifact(found, steps=steps, threads=threads, seed=seed, measure=measure, provider=provider)
+
+
+def parse_cuda(provider: str, options: Sequence[str] = (), allow_cpu_nodes: bool = False) -> Cuda | None:
+    """The GPU that options name; None for the CPU. Raises UsageError."""
+    if provider not in PROVIDERS:
+        raise UsageError(f"there is no provider '{provider}': choose {' or '.join(PROVIDERS)}")
+    if provider == "cuda":
+        return Cuda.parse(options, allow_cpu_nodes)
+    if options or allow_cpu_nodes:
+        raise UsageError("--provider-option and --allow-cpu-nodes are CUDA's: give --provider cuda as well")
+    return None
 
 
 def parse_specs(specs: Sequence[InputSpec | str]) -> tuple[InputSpec, ...]:

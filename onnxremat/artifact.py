@@ -28,6 +28,7 @@ import onnx_ir as ir
 from .errors import ArtifactError
 from .exporters import InputSpec
 from .optimizers import Optimizer
+from .runtime.cuda import Cuda
 from .safetensors import load_tensors, save_tensors
 from .scheduler import Plan, Problem
 from .targets import SPILL_SUFFIX, Target, target_named
@@ -38,6 +39,8 @@ FORMAT = "onnxremat-artifact"
 VERSION = 1
 TRAINING, UNSCHEDULED, EVAL, OPTIMIZER = "training_model.onnx", "unscheduled_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
 CHECKPOINT, PROBLEM, PLAN, MANIFEST, REPORT = "checkpoint", "problem.json", "plan.json", "manifest.json", "report.html"
+#: Which node runs on which stream of the GPU, where the plan swaps to the host; as of a graph without nodes on the CPU.
+PARTITION = "partition.json"
 #: A checkpoint that no runtime is needed to read.
 PORTABLE_CHECKPOINT = "checkpoint.safetensors"
 #: Models with more constant bytes than this keep them in a file beside: protobuf ends at 2 GiB.
@@ -115,7 +118,19 @@ class Artifact:
     @property
     def target(self) -> Target:
         """The runtime that it was compiled for."""
-        return target_named(self.manifest["target"].removesuffix(SPILL_SUFFIX))
+        return target_named(self.manifest["target"].removesuffix(SPILL_SUFFIX), self.provider)
+
+    @property
+    def provider(self) -> str:
+        """The provider that it was compiled for: ``cpu`` or ``cuda``."""
+        return str(self.manifest.get("provider", "cpu"))
+
+    @property
+    def cuda(self) -> Cuda | None:
+        """The GPU and the provider options that it was compiled for; None for the CPU."""
+        if self.provider == "cpu":
+            return None
+        return Cuda.parse(f"{key}={value}" for key, value in self.manifest["provider_options"].items())
 
     def parameters(self) -> dict[str, Array]:
         """The values in the checkpoint: trainable and frozen parameters and state, by name."""

@@ -39,6 +39,7 @@ def _moves(text: str) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """The parser with all commands."""
     from . import cache_command
+    from .targets import PROVIDERS
     from .tradeoff import cli as tradeoff
     from .zoo import cli as zoo
 
@@ -87,22 +88,34 @@ def build_parser() -> argparse.ArgumentParser:
     )
 
     planning.add_argument(
-        "--swap", choices=("none", "disk", "host"), default="none", help="disk: swap tensors to a file where that is faster than recomputing them"
+        "--swap",
+        choices=("none", "disk", "host"),
+        default="none",
+        help="disk: swap tensors to a file where that is faster than recomputing them; host: from a GPU to the memory of its host",
     )
     planning.add_argument(
         "--swap-bandwidth", metavar="RATE[:RATE]", help="of the swap file, such as 2GiB/s, or out:in; left out, it is measured in its folder"
     )
-    planning.add_argument("--swap-bytes", metavar="SIZE", help="the most that may be swapped out at one time")
+    planning.add_argument(
+        "--swap-bytes", "--host-budget", dest="swap_bytes", metavar="SIZE", help="the most that may be swapped out at one time"
+    )
     spilling = _Parser(add_help=False)
     spilling.add_argument(
         "--spill-dir", metavar="DIR", type=Path, help="folder of the swap file (default: $ONNXREMAT_SPILL_DIR, $TMPDIR or /var/tmp)"
     )
 
+    running = _Parser(add_help=False)
+    running.add_argument("--provider", choices=PROVIDERS, default=None, help="cuda: on a GPU (default: cpu; of an artifact, what it is for)")
+    running.add_argument(
+        "--provider-option", action="append", default=[], metavar="KEY=VALUE", help="of ONNX Runtime's CUDA provider, such as device_id=1; repeatable"
+    )
+    running.add_argument("--allow-cpu-nodes", action="store_true", help="run nodes that have no CUDA kernel on the CPU, instead of refusing")
+
     export = commands.add_parser("export", parents=[common, model], help="write the forward graph with training semantics")
     export.add_argument("-o", "--output", required=True, metavar="FILE.onnx", type=Path)
     export.set_defaults(run=_export)
 
-    compile_ = commands.add_parser("compile", parents=[common, model, planning, spilling], help="compile a model into a training artifact")
+    compile_ = commands.add_parser("compile", parents=[common, model, planning, spilling, running], help="compile a model into a training artifact")
     compile_.add_argument("-o", "--output", required=True, metavar="DIR", type=Path)
     compile_.add_argument("--activation-budget", metavar="PERCENT", help="instead of --budget: all that is resident plus this share of the rest")
     compile_.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
@@ -147,7 +160,7 @@ def build_parser() -> argparse.ArgumentParser:
     compile_.add_argument("--no-verify", action="store_true", help="do not compare the numbers when done")
     compile_.set_defaults(run=_compile)
 
-    run = commands.add_parser("run", parents=[common, spilling], help="train for some steps; loss, time and measured peak of the same run")
+    run = commands.add_parser("run", parents=[common, spilling, running], help="train for some steps; loss, time and measured peak of the same run")
     run.add_argument("artifact", metavar="DIR", type=Path)
     run.add_argument("--steps", type=int, default=10, help="default 10")
     run.add_argument("--data", metavar="FILE.npz", type=Path, help="an array for each input and label, samples first; left out, random data")
@@ -169,7 +182,7 @@ def build_parser() -> argparse.ArgumentParser:
     run.set_defaults(run=_run)
 
     verify = commands.add_parser(
-        "verify", parents=[common, spilling], help="compare an artifact with its unscheduled step, bit for bit, and with torch"
+        "verify", parents=[common, spilling, running], help="compare an artifact with its unscheduled step, bit for bit, and with torch"
     )
     verify.add_argument("artifact", metavar="DIR", type=Path)
     verify.add_argument("--steps", type=int, default=3, help="default 3")
@@ -309,6 +322,9 @@ def _compile(options: argparse.Namespace) -> int:
         swap_bandwidth=options.swap_bandwidth,
         swap_bytes=options.swap_bytes,
         spill_dir=options.spill_dir,
+        provider=options.provider or "cpu",
+        provider_options=options.provider_option,
+        allow_cpu_nodes=options.allow_cpu_nodes,
         progress=_progress(options),
     )
     result = compile_figures(artifact.manifest) | {"artifact": str(options.output)}
@@ -353,8 +369,10 @@ def _print_artifact(manifest: dict[str, Any], where: str) -> None:
         ("recomputed ops", f"{plan['recomputed_ops']} ({plan['strategy']}, {time['solve_seconds']:.1f} s)"),
     ]
     if manifest.get("swap"):
-        disk = format_bytes(manifest["swap"]["disk_bytes"])
-        told = f"{plan['swapped_tensors']} ({disk} on disk; runs where onnxremat.spill is)" if plan["swapped_tensors"] else "0"
+        swap = manifest["swap"]
+        away = f"{format_bytes(swap['disk_bytes'])} on disk; runs where onnxremat.spill is" if swap["kind"] == "disk" else ""
+        away = away or f"{format_bytes(swap['host_bytes'])} on the host"
+        told = f"{plan['swapped_tensors']} ({away})" if plan["swapped_tensors"] else "0"
         rows.append(("swapped tensors", f"{told}; {manifest['swap']['note']}" if manifest["swap"]["note"] else told))
     checked = manifest["verification"]
     if checked is None:
@@ -373,11 +391,22 @@ def _verdict(checked: dict[str, Any]) -> str:
     return ("passed: " if checked["passed"] else "FAILED: ") + ", ".join(parts)
 
 
+def given_cuda(artifact: Any, options: argparse.Namespace) -> Any:
+    """The GPU that options of ``run`` and ``verify`` name, or the artifact's; None for the CPU."""
+    from .api import parse_cuda
+
+    provider = options.provider or artifact.provider
+    if artifact.cuda is not None and provider == "cuda" and not (options.provider_option or options.allow_cpu_nodes):
+        return artifact.cuda
+    kept = [f"{key}={value}" for key, value in artifact.manifest.get("provider_options", {}).items()] if provider == "cuda" else []
+    return parse_cuda(provider, [*kept, *options.provider_option], options.allow_cpu_nodes)
+
+
 def _run(options: argparse.Namespace) -> int:
     from .artifact import Artifact
     from .runtime.rates import rate_schedule
-    from .runtime.run import file_batches, run_artifact
-    from .runtime.trainer import Trainer, random_batches
+    from .runtime.run import file_batches, make_trainer, run_artifact
+    from .runtime.trainer import random_batches
 
     if options.steps < 1:
         raise UsageError(f"--steps must be at least 1, not {options.steps}")
@@ -389,8 +418,9 @@ def _run(options: argparse.Namespace) -> int:
     if batches is None and options.seed is not None:
         batches = random_batches([*artifact.inputs, *artifact.labels], options.seed)
     rate = artifact.optimizer.learning_rate if options.lr is None else options.lr
-    trainer = Trainer(
+    trainer = make_trainer(
         artifact,
+        given_cuda(artifact, options),
         threads=threads,
         capped=not options.uncapped,
         seed=options.seed,
@@ -428,11 +458,14 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from .api import verify
+    from .artifact import Artifact
     from .spill import spilling_to
+    from .verification import verify_artifact
 
+    artifact = Artifact.load(options.artifact)
+    cuda = given_cuda(artifact, options)
     with spilling_to(options.spill_dir):
-        result = asdict(verify(options.artifact, steps=options.steps, seed=options.seed))
+        result = asdict(verify_artifact(artifact, steps=options.steps, seed=options.seed, cuda=cuda, provider=options.provider))
     if options.json:
         _print_json(result)
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,23 +149,30 @@ def _measuring() -> Finding:
 
 
 def _cuda() -> Finding:
-    from .runtime.ort import installed_packages
+    """Driver, package and devices, in the order in which they are needed; CUDA itself is not started by the runtime here."""
+    from .runtime.cuda import INSTALL, PROVIDER, find_driver
+    from .runtime.ort import onnxruntime
 
-    driver = any(
-        (Path(folder) / "libcuda.so.1").exists()
-        for folder in ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib/wsl/lib", "/usr/local/cuda/compat")
-    )
-    driver = driver or shutil.which("nvidia-smi") is not None
-    if "onnxruntime-training" not in installed_packages():
-        return Finding("cuda", "ok", f"not used ({'a driver is there' if driver else 'no driver'}); the CPU package is installed")
-    if not driver:
+    try:
+        driver = find_driver()
+        found = f"driver for CUDA {driver.version()}; " + (", ".join(map(driver.name, range(driver.devices()))) or "no device")
+        devices = driver.devices()
+    except RuntimeUnavailable as error:
+        found, devices = str(error), 0
+    try:
+        packaged = PROVIDER in onnxruntime().get_available_providers()
+    except RuntimeUnavailable:
+        packaged = False
+    if not packaged:
+        return Finding("cuda", "ok", f"not used, the package at hand is for the CPU; {found}", "" if not devices else f"to train on it: {INSTALL}")
+    if not devices:
         return Finding(
             "cuda",
             "warning",
-            "the CUDA package is installed, but no driver (libcuda.so.1)",
-            "asking for CUDA would abort the process: install the driver, or train on the CPU provider",
+            f"the package is there, but {found}",
+            "asking for CUDA would abort the process, so onnxremat does not: install the driver, or train with --provider cpu",
         )
-    return Finding("cuda", "ok", "driver and CUDA package are there")
+    return Finding("cuda", "ok", found, "python -m benchmarks.gpu_check shows what works on it")
 
 
 def _cache() -> Finding:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from .copies import HostSwaps, is_wait
 from .errors import OnnxRematError
 from .graph import GraphBuilder, nbytes
 from .ops import traits
@@ -61,7 +62,8 @@ def emit(model: ir.Model, problem: Problem, plan: Plan, pen_bytes: int = 0, targ
     """
     if plan.swapped_tensors and target.tokens:
         raise OnnxRematError(f"the plan swaps tensors, which target {target.name} has no operators for: plan with recomputes only")
-    return _lay_out(model, plan.steps, lambda nodes, latest: Swaps(problem, plan, nodes, latest), pen_bytes, target)
+    kind = HostSwaps if target.on_gpu else Swaps
+    return _lay_out(model, plan.steps, lambda nodes, latest: kind(problem, plan, nodes, latest), pen_bytes, target)
 
 
 def lay_out(model: ir.Model, target: Target) -> ir.Model:
@@ -73,7 +75,7 @@ def lay_out(model: ir.Model, target: Target) -> ir.Model:
 def _lay_out(
     model: ir.Model,
     steps: Sequence[Step],
-    make_swaps: Callable[[Sequence[ir.Node], MutableMapping[int, ir.Value]], Swaps | None],
+    make_swaps: Callable[[Sequence[ir.Node], MutableMapping[int, ir.Value]], Swaps | HostSwaps | None],
     pen_bytes: int,
     target: Target,
 ) -> Emitted:
@@ -86,10 +88,10 @@ def _lay_out(
     laid: list[ir.Node] = []
     originals: dict[int, ir.Value] = {}
     swaps = make_swaps(nodes, latest)
-    for step in steps:
+    for k, step in enumerate(steps):
         if step.kind != "run":
             assert swaps is not None
-            laid.append(swaps.node(step))
+            laid += [*swaps.nodes(k, step), *swaps.behind(k)]
             continue
         op = step.index
         node = nodes[op]
@@ -98,6 +100,7 @@ def _lay_out(
         if count == 0:
             originals |= {id(old): new for old, new in zip(node.outputs, made.outputs, strict=True)}
         laid.append(made)
+        laid += swaps.behind(k) if swaps is not None else []
     graph = ir.Graph(
         inputs,
         [originals[id(v)] for v in source.outputs],
@@ -111,7 +114,7 @@ def _lay_out(
     if target.tokens:
         order_by_tokens(graph, _HELPER)
     if pen_bytes:
-        _fence_pen(graph, pen_bytes, target.tokens)
+        _fence_pen(graph, pen_bytes, target)
     if target.tokens:
         name_dimensions(graph)
     scheduled = ir.Model(graph, ir_version=model.ir_version, producer_name="onnxremat")
@@ -250,24 +253,26 @@ def _free_unread(graph: ir.Graph, target: Target) -> None:
                 graph.insert_after(node, size)
 
 
-def _fence_pen(graph: ir.Graph, pen_bytes: int, tokens: bool) -> None:
+def _fence_pen(graph: ir.Graph, pen_bytes: int, target: Target) -> None:
     """Make a block of memory first, put a small tensor that lives to the end behind it, and free the block: a pen for small buffers."""
     first = next(iter(graph))
     op = GraphBuilder(graph, prefix="pen_", before=first)
     op.metadata = {_HELPER: "pen", PHASE: FORWARD}
     size = op.const(np.asarray([pen_bytes // 4], np.int64))
-    if tokens:  # a block of constant size would be a constant itself in a default session, and kept during the whole step
+    if target.tokens:  # a block of constant size would be a constant itself in a default session, and kept during the whole step
         size = op.node("Reshape", size, op("Min", op("Size", graph.inputs[0]), np.zeros(1, np.int64)), like=[size])[0]
     block = op.node("ConstantOfShape", size, value=ir.tensor(np.zeros(1, np.float32)), like=[((pen_bytes // 4,), ir.DataType.FLOAT)])[0]
     # What the sizes above leave are holes of one granule each, in front: there the fence must be larger to lie behind the block.
-    fence = op("Gather", block, np.zeros(_WIDE_FENCE, np.int64)) if tokens else op("Size", block)
+    # On a GPU a size would lie in the host's memory, and so be no fence.
+    wide = target.tokens or target.on_gpu
+    fence = op("Gather", block, np.zeros(_WIDE_FENCE, np.int64)) if wide else op("Size", block)
     op.before = None
     op("Neg", fence)
 
 
 def is_helper(node: ir.Node) -> bool:
     """Whether a node is there for order or placement only."""
-    return _HELPER in node.metadata_props
+    return _HELPER in node.metadata_props or is_wait(node)
 
 
 __all__ = ["CLONE_OF", "Emitted", "emit", "is_helper"]

@@ -15,9 +15,10 @@ import onnx
 
 from . import artifact as files
 from .artifact import Artifact, file_digests, save_checkpoint, save_model
+from .copies import STREAM, cpu_copy
 from .costs import analytic_costs, measured_costs
 from .costs.transfer import Swap, swap_channel, swap_note
-from .costs.workspace import heap_bytes
+from .costs.workspace import gpu_workspace, heap_bytes
 from .emit import Emitted, emit, is_helper, lay_out
 from .errors import ArtifactError, UsageError, VerificationFailed
 from .eval_batch import open_batch
@@ -31,8 +32,10 @@ from .optimizers import Optimizer, optimizer_models
 from .problem import Costs, scheduling_problem
 from .progress import Interruption, planning_messages
 from .runtime.arena import arena_settings
+from .runtime.cuda import Cuda, available, provider_options, require_cuda
 from .runtime.ort import STOCK_PACKAGES, TRAINING_PACKAGES, require_training_package
-from .runtime.session import LEVELS, SESSION_OPTIONS, Options, execution_order
+from .runtime.placement import predicted
+from .runtime.session import LEVELS, SESSION_OPTIONS, Options, execution_streams
 from .schedule import OPTIMIZER_BYTES, Scheduled, Search, needed_budget, schedule, schedule_smallest, schedule_unscheduled
 from .scheduler import Plan, Problem, evaluate
 from .spill import DOMAIN
@@ -74,6 +77,7 @@ class Request:
         train_mode: of a .onnx file: turn inference BatchNormalization and Dropout into their training forms.
         verify: check the numbers when done.
         swap: which tensors may be swapped, and where to.
+        cuda: the GPU to train on; None for the CPU.
     """
 
     source: str
@@ -94,6 +98,12 @@ class Request:
     train_mode: bool = False
     verify: bool = True
     swap: Swap = field(default_factory=Swap)
+    cuda: Cuda | None = None
+
+    @property
+    def provider(self) -> str:
+        """``cpu`` or ``cuda``."""
+        return "cpu" if self.cuda is None else "cuda"
 
 
 def compile_source(request: Request, output: Path, progress: Progress = lambda _: None) -> Artifact:
@@ -129,14 +139,14 @@ def source_problem(request: Request, progress: Progress = lambda _: None) -> Pro
     forward, _ = export_source(request)
     forward.freeze(request.freeze)
     progress("deriving the backward graph")
-    target = target_named(request.target)
+    target = target_named(request.target, request.provider)
     optimizer = replace(request.optimizer, kernels=target.training_package)
     training = build_training_graph(forward, optimizer, resolve_layout(request.conv_layout, NCHWC in target.domains), target)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / files.UNSCHEDULED
         save_model(training.model, path)
         costs = node_costs(training, path, request, progress)
-    return training_problem(training, costs, request.source)
+    return training_problem(training, costs, request.source, target)
 
 
 def compile_module(module: Any, request: Request, output: Path, progress: Progress = lambda _: None) -> Artifact:
@@ -166,9 +176,12 @@ def compile_graphs(
     module: Any = None,
 ) -> Artifact:
     """Compile a forward graph and its evaluation form (both consumed); ``module`` is compared with where it is given."""
-    target = target_named(request.target)
+    target = target_named(request.target, request.provider)
     if target.training_package:
         require_training_package()
+    here = not target.on_gpu or available()
+    if not here and request.costs != "analytic":
+        require_cuda()  # says what is missing
     forward_outputs = list(evaluation.outputs)
     forward.freeze(request.freeze)
     if request.swap.kind != "none" and target.tokens:
@@ -181,7 +194,7 @@ def compile_graphs(
         reference = lay_out(training.model, target) if target.tokens else training.model
         save_model(reference, staging / files.UNSCHEDULED)
         costs = node_costs(training, staging / files.UNSCHEDULED, request, progress)
-        problem = replace(training_problem(training, costs, request.source), transfer=channel)
+        problem = replace(training_problem(training, costs, request.source, target), transfer=channel)
         unscheduled = schedule_unscheduled(problem)
         search = Search(request.strategy, request.time_limit, request.seed, request.work_limit)
         begin = time.perf_counter()
@@ -201,7 +214,10 @@ def compile_graphs(
         note = swap_note(request.swap, problem, scheduled.plan.swapped_tensors, scheduled.plan.recomputed_ops)
         if note:
             progress(note)
-        check_order(staging / files.TRAINING, emitted, target)
+        check_order(staging / files.TRAINING if here else cpu_copy(staging / files.TRAINING), emitted, target, request.cuda if here else None)
+        streams = {str(n.name): n.metadata_props[STREAM] for n in emitted.model.graph if STREAM in n.metadata_props}
+        if streams:
+            write_json(staging / files.PARTITION, predicted([str(n.name) for n in emitted.model.graph], streams))
         loss_options = forward.source.get("loss_options", {})
         evaluated = open_batch(
             eval_model(evaluation, training, target),
@@ -248,42 +264,51 @@ def _zeros(training: TrainingGraph) -> dict[str, Any]:
 def node_costs(training: TrainingGraph, model_path: Path, request: Request, progress: Progress) -> Costs:
     """Costs of the unscheduled step as the request wants them."""
     if request.costs == "analytic":
-        return analytic_costs(training.graph)
+        costs = analytic_costs(training.graph)
+        return costs if request.cuda is None else replace(costs, workspace_bytes=gpu_workspace(training.graph))
     progress("measuring the unscheduled step on this machine")
-    costs = measured_costs(training.graph, model_path, request.threads)
+    costs = measured_costs(training.graph, model_path, request.threads, cuda=request.cuda)
     if costs.load is not None and costs.load > _BUSY_CORES:
         progress(f"other processes kept {costs.load:.1f} cores busy while the step was measured: its seconds are too high")
     return costs
 
 
-def training_problem(training: TrainingGraph, costs: Costs, name: str) -> Problem:
+def training_problem(training: TrainingGraph, costs: Costs, name: str, target: Target = ORT_TRAINING) -> Problem:
     """The scheduling problem of a training graph, optimizer phase included."""
     resident = training.resident() | {"runtime": RUNTIME_BYTES + heap_bytes(training.graph)}
     optimizer_peak = 0 if training.optimizer.in_graph else sum(resident.values()) + OPTIMIZER_BYTES
-    return scheduling_problem(training.graph, costs, resident, name, optimizer_peak)
+    return scheduling_problem(training.graph, costs, resident, name, optimizer_peak, target.shares_measured)
 
 
-def check_order(path: Path, emitted: Emitted, target: Target = ORT_TRAINING) -> None:
+def check_order(path: Path | bytes, emitted: Emitted, target: Target = ORT_TRAINING, cuda: Cuda | None = None) -> None:
     """Ask the runtime for the order it will run the file in; raises ArtifactError where it is not the plan's or a clone is gone.
 
     A file that is ordered by tokens is asked about at every optimization level, in the order that is the runtime's default.
     """
-    for options in [Options(), *(Options(level=level, file_order=False) for level in LEVELS if target.tokens)]:
+    for options in [Options(cuda=cuda), *(Options(level=level, file_order=False) for level in LEVELS if target.tokens)]:
         _check_order(path, emitted, options)
 
 
-def _check_order(path: Path, emitted: Emitted, options: Options) -> None:
+def _check_order(path: Path | bytes, emitted: Emitted, options: Options) -> None:
     planned = [str(n.name) for n in emitted.model.graph]
-    real = execution_order(path, options)
-    missing = set(emitted.clones) - set(real)
+    streams = execution_streams(path, options)
+    missing = set(emitted.clones) - {name for stream in streams for name in stream}
     if missing:
         raise ArtifactError(
             f"ONNX Runtime removed {len(missing)} of {len(emitted.clones)} recomputes, '{min(missing)}' among them; the plan's memory would not hold"
         )
     helpers = {str(n.name) for n in emitted.model.graph if is_helper(n)}
-    if [n for n in real if n not in helpers] != [n for n in planned if n not in helpers]:
-        at = next(i for i, (a, b) in enumerate(zip(real, planned, strict=False)) if a != b)
-        raise ArtifactError(f"ONNX Runtime would run '{real[at]}' where the plan has '{planned[at]}'; the plan's memory would not hold")
+    ours = set(planned) - helpers
+    for stream in streams:
+        real = [n for n in stream if n in ours]
+        there = set(real)
+        wanted = [n for n in planned if n in there]
+        if real != wanted:
+            at = next(i for i, (a, b) in enumerate(zip(real, wanted, strict=True)) if a != b)
+            raise ArtifactError(f"ONNX Runtime would run '{real[at]}' where the plan has '{wanted[at]}'; the plan's memory would not hold")
+    gone = ours - {name for stream in streams for name in stream}
+    if gone:
+        raise ArtifactError(f"ONNX Runtime removed {len(gone)} nodes, '{min(gone)}' among them; the plan's memory would not hold")
 
 
 def _manifest(
@@ -300,7 +325,9 @@ def _manifest(
     return {
         "format": files.FORMAT,
         "version": files.VERSION,
-        "target": request.target + (SPILL_SUFFIX if plan.swapped_tensors else ""),
+        "target": request.target + (SPILL_SUFFIX if plan.swapped_tensors and request.swap.kind == "disk" else ""),
+        "provider": request.provider,
+        "provider_options": {} if request.cuda is None else provider_options(request.cuda),
         "source": copy.deepcopy(training.source),
         "inputs": [str(s) for s in training.inputs],
         "labels": [str(s) for s in training.labels],
@@ -369,12 +396,12 @@ def _swaps(problem: Problem, plan: Plan, note: str) -> dict[str, Any]:
     channel = problem.transfer
     assert channel is not None
     return {
-        "kind": "disk",
-        "operators": DOMAIN,
+        "kind": "host" if channel.overlap else "disk",
+        "operators": "" if channel.overlap else DOMAIN,
         "portable": not plan.swapped_tensors,
         "bytes_per_second_out": channel.bytes_per_second_out,
         "bytes_per_second_in": channel.bytes_per_second_in,
-        "disk_bytes": evaluate(problem, plan.steps).host_bytes,
+        "host_bytes" if channel.overlap else "disk_bytes": evaluate(problem, plan.steps).host_bytes,
         "note": note,
     }
 
@@ -391,7 +418,7 @@ def _version(name: str) -> str | None:
 def _verify_into(folder: Path, manifest: dict[str, Any], request: Request, module: Any) -> None:
     from .verification import verify_artifact
 
-    result = verify_artifact(Artifact.load(folder), threads=request.threads, measure=True, module=module)
+    result = verify_artifact(Artifact.load(folder), threads=request.threads, measure=True, module=module, cuda=request.cuda)
     if not result.passed:
         raise VerificationFailed(
             f"the compiled step does not reproduce its reference: {result.reason}; nothing was written (--no-verify keeps the artifact)"

@@ -32,7 +32,12 @@ class Costs:
 
 
 def scheduling_problem(
-    graph: ir.Graph, costs: Costs, resident: Mapping[str, int], name: str = "training step", optimizer_peak_bytes: int = 0
+    graph: ir.Graph,
+    costs: Costs,
+    resident: Mapping[str, int],
+    name: str = "training step",
+    optimizer_peak_bytes: int = 0,
+    inplace: bool = True,
 ) -> Problem:
     """The scheduling problem of a training graph whose nodes are in a valid order.
 
@@ -42,6 +47,7 @@ def scheduling_problem(
         resident: bytes held during the whole step, by class; the graph's inputs and constants must be counted there.
         name: for reports.
         optimizer_peak_bytes: peak of a separate optimizer phase, resident bytes included.
+        inplace: kernels take over dead inputs as the op table says; off, none does.
 
     Returns:
         The problem; op i is the i-th node of the graph.
@@ -76,7 +82,7 @@ def scheduling_problem(
                 workspace_bytes=int(costs.workspace_bytes.get(str(node.name), 0)),
                 phase=node.metadata_props.get(PHASE, FORWARD),
                 pinned=_pinned(node, row, outputs),
-                inplace=_inplace(node, row, index),
+                inplace=_inplace(node, row, index) if inplace else (),
                 writes=(index[id(writes[node])],) if node in writes else (),
                 op_type=node.op_type,
             )

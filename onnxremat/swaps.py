@@ -29,11 +29,8 @@ class Swaps:
 
     def __init__(self, problem: Problem, plan: Plan, nodes: Sequence[ir.Node], latest: MutableMapping[int, ir.Value]) -> None:
         self._latest = latest
-        self._values: dict[int, ir.Value] = {}
-        for op, node in zip(problem.ops, nodes, strict=True):
-            self._values |= dict(zip(op.outputs, (v for v in node.outputs if v.name), strict=True))
+        self._values = step_values(problem, nodes)
         self._steps = plan.steps
-        self._at = 0
         self._tokens: dict[int, ir.Value] = {}
         self._times: dict[tuple[str, int], int] = {}
         self._like: dict[ir.DataType, ir.Value] = {}
@@ -43,19 +40,20 @@ class Swaps:
     def constants(self) -> list[ir.Value]:
         return list(self._like.values())
 
-    def node(self, step: Step) -> ir.Node:
-        """The node of the plan's next swap step, which must be ``step``."""
-        self._at = next(k for k in range(self._at, len(self._steps)) if self._steps[k].kind != "run")
-        assert self._steps[self._at] == step
-        self._at += 1
+    def behind(self, k: int) -> list[ir.Node]:
+        """What follows step ``k`` by itself: nothing."""
+        return []
+
+    def nodes(self, k: int, step: Step) -> list[ir.Node]:
+        """The node of swap step ``k``."""
         value = self._values[step.index]
         number = self._times[step.kind, step.index] = self._times.get((step.kind, step.index), -1) + 1
         suffix = f":{number}" if number else ""
-        return self._out(step.index, value, suffix) if step.kind == "swap_out" else self._in(step.index, value, suffix)
+        return [self._out(k, step.index, value, suffix) if step.kind == "swap_out" else self._in(step.index, value, suffix)]
 
-    def _out(self, tensor: int, value: ir.Value, suffix: str) -> ir.Node:
+    def _out(self, k: int, tensor: int, value: ir.Value, suffix: str) -> ir.Node:
         reads = 0
-        for step in self._steps[self._at :]:
+        for step in self._steps[k + 1 :]:
             if step.index == tensor and step.kind == "swap_out":
                 break
             reads += step.index == tensor and step.kind == "swap_in"
@@ -90,4 +88,12 @@ class Swaps:
         return self._like[dtype]
 
 
-__all__ = ["Swaps"]
+def step_values(problem: Problem, nodes: Sequence[ir.Node]) -> dict[int, ir.Value]:
+    """Tensor of the problem -> value of the unscheduled graph, of all that its nodes make."""
+    values: dict[int, ir.Value] = {}
+    for op, node in zip(problem.ops, nodes, strict=True):
+        values |= dict(zip(op.outputs, (v for v in node.outputs if v.name), strict=True))
+    return values
+
+
+__all__ = ["Swaps", "step_values"]

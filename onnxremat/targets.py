@@ -38,6 +38,8 @@ class Target:
         in_place: it has a kernel that overwrites an input; without one, new values are outputs of the graph.
         tokens: the order of the nodes is forced by data edges (``onnxremat.portable.tokens``) instead of session options.
         training_package: it takes one of the onnxruntime-training packages.
+        on_gpu: its nodes run on CUDA, and swaps go to the host.
+        shares_measured: its kernels take over dead inputs as ``onnxremat.ops`` says; otherwise none is counted on to do so.
     """
 
     name: str
@@ -47,6 +49,8 @@ class Target:
     in_place: bool = True
     tokens: bool = False
     training_package: bool = True
+    on_gpu: bool = False
+    shares_measured: bool = True
 
     def has(self, node: ir.Node, opset: int) -> bool:
         """Whether the target has a kernel for this kind of node."""
@@ -60,14 +64,28 @@ ORT_TRAINING = Target("ort-training", frozenset({"", MS, NCHWC}), lowerings={(""
 ONNXRUNTIME = Target(
     "onnxruntime", frozenset({""}), standard=True, lowerings=LOWERINGS, in_place=False, tokens=True, training_package=False
 )
+#: The same package on CUDA: no blocked convolutions and no MaxPoolGrad; training BatchNormalization is refused from opset 14 on, but the
+#: BatchNormInternal that it is written as anyway has its kernel.  Read from the sources of 1.19, not run.
+ORT_TRAINING_CUDA = Target(
+    "ort-training",
+    frozenset({"", MS}),
+    lowerings={("", "MaxPoolGrad"): LOWERINGS["", "MaxPoolGrad"]},
+    on_gpu=True,
+    shares_measured=False,
+)
+PROVIDERS = ("cpu", "cuda")
 TARGETS = {target.name: target for target in (ORT_TRAINING, ONNXRUNTIME)}
 
 
-def target_named(name: str) -> Target:
-    """The target of a name; raises UsageError where there is none."""
+def target_named(name: str, provider: str = "cpu") -> Target:
+    """The target of a name for a provider; raises UsageError where there is none."""
     if name not in TARGETS:
         raise UsageError(f"there is no target '{name}': choose {' or '.join(TARGETS)}")
-    return TARGETS[name]
+    if provider not in PROVIDERS:
+        raise UsageError(f"there is no provider '{provider}': choose {' or '.join(PROVIDERS)}")
+    if provider == "cuda" and name != ORT_TRAINING_CUDA.name:
+        raise UsageError(f"--target {name} with --provider cuda is not there: leave --target out, or --provider")
+    return ORT_TRAINING_CUDA if provider == "cuda" else TARGETS[name]
 
 
 def lower(graph: ir.Graph, target: Target) -> None:

@@ -10,12 +10,15 @@ from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 
 from .artifact import TRAINING, UNSCHEDULED, Artifact
+from .copies import cpu_twin
 from .errors import OnnxRematError
 from .exporters import ExportError, Loss, build_module
 from .optimizers import STEP
 from .runtime import worker
+from .runtime.cuda import Cuda, Slab, available, require_cuda
 from .runtime.session import BoundSession, Options, make_session, with_dropout_seeds, with_extra_outputs
 from .training_graph import GRADIENT_BUFFER, LAZY_RESET
 
@@ -67,7 +70,16 @@ class Verification:
     reason: str = ""
 
 
-def verify_artifact(artifact: Artifact, steps: int = 3, threads: int = 0, seed: int = 0, measure: bool = True, module: Any = None) -> Verification:
+def verify_artifact(
+    artifact: Artifact,
+    steps: int = 3,
+    threads: int = 0,
+    seed: int = 0,
+    measure: bool = True,
+    module: Any = None,
+    cuda: Cuda | None = None,
+    provider: str | None = None,
+) -> Verification:
     """Check an artifact.
 
     Args:
@@ -77,13 +89,19 @@ def verify_artifact(artifact: Artifact, steps: int = 3, threads: int = 0, seed: 
         seed: of the batches and dropout masks.
         measure: also run it capped in a process of its own and compare its peak with the budget.
         module: the torch module that was compiled; built from the artifact's source where it is not given.
+        cuda: the GPU; None for the one that it was compiled for.
+        provider: ``cpu`` or ``cuda``; None for the artifact's, or the CPU where there is no GPU (``reason`` says so then).
     """
     reasons: list[str] = []
-    different = compare_schedules(artifact, steps, threads, seed)
+    where = Where.of(artifact, cuda, provider)
+    if where.twin:
+        reasons.append("compared on the CPU, its peak not measured: there is no GPU here" if provider is None else "compared on the CPU")
+        measure = False
+    different = compare_schedules(artifact, steps, threads, seed, where)
     if different:
         reasons.append(f"'{different[0]}' differs from the unscheduled step ({len(different)} tensors do)")
     state = set(artifact.manifest["roles"]["state"])
-    error, state_error, tolerance, why = torch_error(artifact, threads, seed, module)
+    error, state_error, tolerance, why = torch_error(artifact, threads, seed, module, where)
     if error is None:
         reasons.append(f"not compared with torch: {why}")
     elif error > tolerance:
@@ -109,14 +127,40 @@ def verify_artifact(artifact: Artifact, steps: int = 3, threads: int = 0, seed: 
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where graphs are run to be compared.
+
+    Attributes:
+        cuda: the GPU; None for the CPU.
+        twin: copies between GPU and host become copies on the CPU, where the artifact is for a GPU and there is none.
+    """
+
+    cuda: Cuda | None = None
+    twin: bool = False
+
+    @classmethod
+    def of(cls, artifact: Artifact, cuda: Cuda | None = None, provider: str | None = None) -> Where:
+        """Where an artifact is compared: on the GPU that it is for, or, where there is none, on the CPU."""
+        on_gpu = (provider or artifact.provider) == "cuda"
+        if provider == "cuda":
+            require_cuda(cuda or artifact.cuda or Cuda())
+        return cls(cuda or artifact.cuda or Cuda()) if on_gpu and available() else cls(None, artifact.provider == "cuda")
+
+
 class _Run:
     """A graph of the artifact with arrays of its own, updated by plain gradient descent so that parameters move between steps."""
 
-    def __init__(self, artifact: Artifact, name: str, threads: int, seed: int, outputs: list[str] | None = None) -> None:
+    def __init__(
+        self, artifact: Artifact, name: str, threads: int, seed: int, outputs: list[str] | None = None, where: Where | None = None
+    ) -> None:
+        where = where or Where.of(artifact)
         model = with_dropout_seeds(artifact.file(name), seed)
         if outputs:
             model = with_extra_outputs(model, outputs)
-        self.session = BoundSession(make_session(model, Options(threads=threads)))
+        if where.twin:
+            model = bytes(cpu_twin(onnx.load_from_string(model)).SerializeToString())
+        self.session = BoundSession(make_session(model, Options(threads=threads, cuda=where.cuda)))
         weights = artifact.parameters()
         self.in_place = artifact.target.in_place
         self.arrays: dict[str, Array] = {}
@@ -130,7 +174,8 @@ class _Run:
         for name_, value in ((LAZY_RESET, True), ("learning_rate", artifact.optimizer.learning_rate), (STEP, 0)):
             if name_ in self.arrays:
                 self.arrays[name_][...] = value
-        self.session.bind(self.arrays)
+        self._slab = None if where.cuda is None else Slab(require_cuda(where.cuda), where.cuda.device, self.arrays)
+        self.session.bind(self.arrays if self._slab is None else self._slab.arrays)
 
     def step(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         for name, array in batch.items():
@@ -142,7 +187,19 @@ class _Run:
             for name in self.arrays:
                 if name.endswith(GRADIENT_BUFFER):
                     self.arrays[name][...] = 0
-        return dict(zip(self.session.outputs, self.session.run(), strict=True))
+        if self._slab is None:
+            return dict(zip(self.session.outputs, self.session.run(), strict=True))
+        for name, array in self.arrays.items():
+            self._slab.write(name, array)
+        results = dict(zip(self.session.outputs, self.session.run(), strict=True))
+        for name, array in self.arrays.items():
+            self._slab.read_into(name, array)
+        return results
+
+    def close(self) -> None:
+        """Give memory of the GPU back."""
+        if self._slab is not None:
+            self._slab.close()
 
     def descend(self, rate: float = 0.01) -> None:
         for name, array in self.arrays.items():
@@ -150,11 +207,11 @@ class _Run:
                 self.arrays[name.removesuffix(GRADIENT_BUFFER)] -= rate * array
 
 
-def compare_schedules(artifact: Artifact, steps: int, threads: int = 0, seed: int = 0) -> list[str]:
+def compare_schedules(artifact: Artifact, steps: int, threads: int = 0, seed: int = 0, where: Where | None = None) -> list[str]:
     """Run the scheduled and the unscheduled graph side by side; the names of tensors that differ in any bit, after any step."""
     rng = np.random.default_rng(seed)
     specs = [*artifact.inputs, *artifact.labels]
-    scheduled, reference = (_Run(artifact, name, threads, seed) for name in (TRAINING, UNSCHEDULED))
+    scheduled, reference = (_Run(artifact, name, threads, seed, where=where) for name in (TRAINING, UNSCHEDULED))
     loss = artifact.manifest["roles"]["loss"]
     for _ in range(steps):
         batch = {spec.name: spec.sample(rng) for spec in specs}
@@ -165,10 +222,14 @@ def compare_schedules(artifact: Artifact, steps: int, threads: int = 0, seed: in
             return sorted(different)
         scheduled.descend()
         reference.descend()
+    scheduled.close()
+    reference.close()
     return []
 
 
-def torch_error(artifact: Artifact, threads: int = 0, seed: int = 0, module: Any = None) -> tuple[float | None, float | None, float, str]:
+def torch_error(
+    artifact: Artifact, threads: int = 0, seed: int = 0, module: Any = None, where: Where | None = None
+) -> tuple[float | None, float | None, float, str]:
     """The unscheduled step against torch's autograd, with the very dropout masks that ONNX Runtime drew.
 
     Returns:
@@ -180,7 +241,7 @@ def torch_error(artifact: Artifact, threads: int = 0, seed: int = 0, module: Any
         return None, None, TORCH_TOLERANCE, "the source is not an importable torch factory"
     try:
         module = build_module(source["spec"], int(source["seed"])) if module is None else module
-        return compare_with_torch(artifact, module, threads, seed)
+        return compare_with_torch(artifact, module, threads, seed, where)
     except (ExportError, _Random) as error:
         return None, None, TORCH_TOLERANCE, str(error)
 
@@ -189,12 +250,14 @@ class _Random(OnnxRematError):
     """The model draws random numbers that can't be handed to torch."""
 
 
-def compare_with_torch(artifact: Artifact, module: Any, threads: int = 0, seed: int = 0) -> tuple[float, float, float, str]:
+def compare_with_torch(
+    artifact: Artifact, module: Any, threads: int = 0, seed: int = 0, where: Where | None = None
+) -> tuple[float, float, float, str]:
     """As ``torch_error``, for a module at hand, which is left as it was."""
     best: tuple[float, float, float, str] | None = None
     state_names = artifact.manifest["roles"]["state"]
     for attempt in range(_TRIES):
-        trial = _Comparison(artifact, module, threads, seed + attempt)
+        trial = _Comparison(artifact, module, threads, seed + attempt, where)
         errors = trial.errors()
         name = max(errors, key=lambda n: errors[n])
         tolerance = TORCH_TOLERANCE
@@ -212,17 +275,18 @@ def compare_with_torch(artifact: Artifact, module: Any, threads: int = 0, seed: 
 class _Comparison:
     """One batch through ONNX Runtime's unscheduled graph and through torch."""
 
-    def __init__(self, artifact: Artifact, module: Any, threads: int, seed: int) -> None:
+    def __init__(self, artifact: Artifact, module: Any, threads: int, seed: int, where: Where | None = None) -> None:
         self.artifact, self.module = artifact, module
         self.roles = artifact.manifest["roles"]
         masks = list(self.roles["dropout_masks"])
-        self.run = _Run(artifact, UNSCHEDULED, threads, seed, masks)
+        self.run = _Run(artifact, UNSCHEDULED, threads, seed, masks, where)
         self.before = {name: array.copy() for name, array in self.run.arrays.items()}
         rng = np.random.default_rng(seed)
         self.batch = {spec.name: spec.sample(rng) for spec in (*artifact.inputs, *artifact.labels)}
         results = self.run.step(self.batch)
         self.masks = [results[name] for name in masks]
         self.loss = results[self.roles["loss"]]
+        self.run.close()
 
     def errors(self) -> dict[str, float]:
         """Tensor -> relative error of ONNX Runtime against torch."""

@@ -63,6 +63,11 @@ def tiny_mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
 
 
+def overlapping_pool() -> nn.Module:
+    """A pool whose windows overlap, on 9 x 9 images."""
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Flatten(), nn.Linear(100, 5))
+
+
 def norm_mlp() -> nn.Module:
     """Running statistics and no dropout, so that two runs are comparable."""
     return nn.Sequential(nn.Linear(12, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))

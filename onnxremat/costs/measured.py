@@ -23,8 +23,9 @@ from ..graph import nbytes
 from ..ops import traits
 from ..problem import Costs
 from ..runtime import worker
+from ..runtime.cuda import Cuda, provider_options, require_cuda
 from ..runtime.ort import TRAINING_VERSION
-from .workspace import known_workspace
+from .workspace import gpu_workspace, known_workspace
 
 #: Kernels that touch less than this are not worth a probe; their scratch is below the resolution of the measurement anyway.
 _SMALL = 512 * 1024
@@ -32,7 +33,7 @@ _SMALL = 512 * 1024
 _NOISE = 384 * 1024
 
 
-def measured_costs(graph: ir.Graph, model_path: Path, threads: int = 0, steps: int = 5) -> Costs:
+def measured_costs(graph: ir.Graph, model_path: Path, threads: int = 0, steps: int = 5, cuda: Cuda | None = None) -> Costs:
     """Profile the unscheduled step and probe its kernels.
 
     Args:
@@ -40,22 +41,35 @@ def measured_costs(graph: ir.Graph, model_path: Path, threads: int = 0, steps: i
         model_path: the same graph as a file.
         threads: intra-op threads of the machine's runtime; 0 is its default.
         steps: steps to profile; the first is a warm-up, the median of the others counts.
+        cuda: the GPU to profile on, each kernel launched when the one before has ended; None for the CPU.
 
     Returns:
         Seconds and workspace bytes of every node.
     """
-    workspace = _workspace(graph, threads)
+    workspace = _workspace(graph, threads) if cuda is None else gpu_workspace(graph)
     digest = hash_file(model_path)[:24]
-    profile = cached_json("profiles", f"{machine_key(threads)}-{digest}", lambda: _profile(model_path, threads, steps))
+    device = "" if cuda is None else "-" + _gpu_key(cuda)
+    profile = cached_json("profiles", f"{machine_key(threads)}{device}-{digest}", lambda: _profile(model_path, threads, steps, cuda))
     return Costs(profile["seconds"], workspace, origin="measured", load=profile["load"])
 
 
-def _profile(model_path: Path, threads: int, steps: int) -> dict[str, Any]:
+def _gpu_key(cuda: Cuda) -> str:
+    text = f"{require_cuda(cuda).name(cuda.device)}|{sorted(provider_options(cuda).items())}"
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _profile(model_path: Path, threads: int, steps: int, cuda: Cuda | None = None) -> dict[str, Any]:
     """Seconds of each node, and how busy other processes kept the machine meanwhile; by one process at a time."""
     lock = machine_lock()
     with lock.alone() if lock else nullcontext():
         before = processor_seconds()
-        rows: list[dict[str, float]] = worker.call("onnxremat.costs.measured:profile_job", model=str(model_path), threads=threads, steps=steps)
+        rows: list[dict[str, float]] = worker.call(
+            "onnxremat.costs.measured:profile_job",
+            model=str(model_path),
+            threads=threads,
+            steps=steps,
+            cuda=None if cuda is None else {"device": cuda.device, "options": dict(cuda.options), "allow_cpu_nodes": cuda.allow_cpu_nodes},
+        )
         after = processor_seconds()
     load = None if before is None or after is None else max(0.0, (after.others - before.others) / max(1e-9, after.clock - before.clock))
     return {"seconds": {name: statistics.median(row[name] for row in rows[1:]) for name in rows[0]}, "load": load}
@@ -87,11 +101,13 @@ def processor_seconds() -> ProcessorSeconds | None:
     return ProcessorSeconds(time.monotonic(), spent - own.user - own.system - own.children_user - own.children_system)
 
 
-def profile_job(model: str, threads: int, steps: int) -> list[dict[str, float]]:
+def profile_job(model: str, threads: int, steps: int, cuda: dict[str, Any] | None = None) -> list[dict[str, float]]:
     """In a worker: node name -> seconds, for each step."""
+    if cuda is not None:
+        os.environ["CUDA_LAUNCH_BLOCKING"] = "1"  # else what is timed is the launch
     from ..runtime.session import Options, make_session, run_profiled, sample_arrays
 
-    options = Options(threads=threads)
+    options = Options(threads=threads, cuda=None if cuda is None else Cuda(**cuda), copy_streams=False)
     arrays = sample_arrays(make_session(model, options), np.random.default_rng(0))
     profiled, _ = run_profiled(model, arrays, steps, options)
     return [{row["name"]: row["seconds"] for row in step} for step in profiled]

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from ..cache import cached_json
 from ..errors import UsageError
+from ..runtime.cuda import Cuda, available, require_cuda
+from ..runtime.cuda import measured_bandwidth as measured_bandwidth_of_gpu
 from ..scheduler import Problem, Transfer
 from ..spill import Bandwidth, library_path, lies_in_memory, measured_bandwidth, spill_directory
 from ..units import format_bytes, parse_bytes
@@ -25,30 +27,44 @@ class Swap:
     """What may be swapped, as a user says it.
 
     Attributes:
-        kind: "none", or "disk" for a file that custom operators write.
-        bandwidth: to the file and back; None: measured in the folder.
-        limit_bytes: the most bytes in the file at one time; None for no limit.
+        kind: "none", "disk" for a file that custom operators write, or "host" for the memory of the host that a GPU is in.
+        bandwidth: out and back; None: measured, in the folder or on the GPU.
+        limit_bytes: the most bytes that are away at one time; None for no limit.
         directory: the folder; None for that of the environment (:func:`onnxremat.spill.spill_directory`).
+        cuda: the GPU whose tensors are swapped.
     """
 
     kind: str = "none"
     bandwidth: Bandwidth | None = None
     limit_bytes: int | None = None
     directory: Path | None = None
+    cuda: Cuda | None = None
 
     @classmethod
-    def parse(cls, kind: str, bandwidth: str | None = None, limit: str | None = None, directory: str | Path | None = None) -> Swap:
+    def parse(
+        cls,
+        kind: str,
+        bandwidth: str | None = None,
+        limit: str | None = None,
+        directory: str | Path | None = None,
+        cuda: Cuda | None = None,
+    ) -> Swap:
         """From options; raises UsageError, also where they say something of a swap that is not wanted."""
-        if kind == "host":
-            raise UsageError("--swap host: on the CPU tensors lie in the host's memory anyway, so moving them there frees none: use --swap disk")
         if kind not in SWAPS:
-            raise UsageError(f"--swap takes none or disk, not '{kind}'")
+            raise UsageError(f"--swap takes none, disk or host, not '{kind}'")
+        if kind == "host" and cuda is None:
+            raise UsageError(
+                "--swap host: on the CPU tensors lie in the host's memory anyway, so moving them there frees none: use --swap disk, or "
+                "--provider cuda"
+            )
+        if kind == "disk" and cuda is not None:
+            raise UsageError("--swap disk is for the CPU: its operators read the host's memory; use --swap host")
         if kind == "none" and (bandwidth is not None or limit is not None):
-            raise UsageError("--swap-bandwidth and --swap-bytes say how to swap: give --swap disk as well")
+            raise UsageError(f"--swap-bandwidth and --swap-bytes say how to swap: give --swap {'host' if cuda else 'disk'} as well")
         size = None if limit is None else parse_bytes(limit)
         if size == 0:
             raise UsageError("--swap-bytes 0 leaves nowhere to swap to: give a positive size, or --swap none")
-        return cls(kind, None if bandwidth is None else parse_bandwidth(bandwidth), size, None if directory is None else Path(directory))
+        return cls(kind, None if bandwidth is None else parse_bandwidth(bandwidth), size, None if directory is None else Path(directory), cuda)
 
 
 def parse_bandwidth(text: str) -> Bandwidth:
@@ -67,13 +83,26 @@ def swap_channel(swap: Swap) -> Transfer | None:
 
     Raises:
         SpillUnavailable: the operators can't be had on this machine.
+        RuntimeUnavailable: there is no GPU here to measure.
         OnnxRematError: the folder can't be measured.
     """
     if swap.kind == "none":
         return None
+    limit = _UNBOUNDED if swap.limit_bytes is None else swap.limit_bytes
+    if swap.kind == "host":
+        pace = swap.bandwidth or _gpu_bandwidth(swap.cuda or Cuda())
+        return Transfer(pace.out, pace.into, limit, overlap=True)
     library_path()
     rates = swap.bandwidth or bandwidth_of(spill_directory(swap.directory))
-    return Transfer(rates.out, rates.into, _UNBOUNDED if swap.limit_bytes is None else swap.limit_bytes)
+    return Transfer(rates.out, rates.into, limit)
+
+
+def _gpu_bandwidth(cuda: Cuda) -> Bandwidth:
+    if not available():
+        raise UsageError("--swap host: there is no GPU here to measure: say how fast it copies, such as --swap-bandwidth 12GiB/s")
+    name = require_cuda(cuda).name(cuda.device)
+    key = hashlib.sha256(f"{machine_key(0)}|{name}|{cuda.device}".encode()).hexdigest()[:24]
+    return Bandwidth(**cached_json("bandwidth", key, lambda: dict(zip(("out", "into"), measured_bandwidth_of_gpu(cuda), strict=True))))
 
 
 def bandwidth_of(directory: Path) -> Bandwidth:
@@ -90,6 +119,8 @@ def swap_note(swap: Swap, problem: Problem, swapped: int, recomputed: int) -> st
     """What is to be said of a plan's swaps: why there are none, or what is odd about the folder; empty where nothing is."""
     channel = problem.transfer
     if channel is None:
+        return ""
+    if swapped and swap.kind == "host":
         return ""
     if swapped:
         where = spill_directory(swap.directory)

@@ -66,6 +66,15 @@ _FORMULAS: dict[tuple[str, str], Callable[[ir.Node, int], int]] = {
 }
 
 
+#: What a convolution of cuDNN may take where it is not given all it wants (``cudnn_conv_use_max_workspace=0``).
+_CUDNN_BYTES = 32 * 2**20
+
+
+def gpu_workspace(graph: ir.Graph) -> dict[str, int]:
+    """Node name -> scratch bytes on CUDA: the limit for convolutions and their gradients; others are not known, and not counted."""
+    return {str(node.name): _CUDNN_BYTES for node in graph if node.op_type in ("Conv", "ConvTranspose", "ConvGrad", "ConvTransposeGrad")}
+
+
 def heap_bytes(graph: ir.Graph) -> int:
     """The most scratch bytes that a kernel takes from the heap instead of the arena.
 

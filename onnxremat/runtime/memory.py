@@ -33,6 +33,15 @@ def peak_resident_bytes() -> int:
     return _field("VmHWM")
 
 
+def available_bytes() -> int | None:
+    """Bytes of the machine that processes can still have; None where the system does not tell (it is not Linux)."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
 def reset_peak() -> None:
     """Let ``peak_resident_bytes`` start anew from the present size."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
@@ -48,3 +57,28 @@ def map_large_buffers(threshold: int = 64 * 1024) -> None:
 def trim() -> None:
     """Give freed memory back to the system."""
     ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+class HostMeter:
+    """What this process grows by during its steps; what it grows by between them, such as data that are read, is not counted.
+
+    Attributes:
+        grown: the most bytes so far.
+    """
+
+    def __init__(self) -> None:
+        trim()
+        self.grown = 0
+        self._base: int | None = None
+        self._after = 0
+
+    def before_step(self) -> None:
+        """Look, and begin to watch."""
+        reset_peak()
+        self._base = resident_bytes() if self._base is None else self._base + resident_bytes() - self._after
+
+    def after_step(self) -> None:
+        """Look how far it went."""
+        assert self._base is not None
+        self.grown = max(self.grown, peak_resident_bytes() - self._base)
+        self._after = resident_bytes()

@@ -15,7 +15,8 @@ import numpy.typing as npt
 from ..artifact import Artifact
 from ..errors import UsageError
 from ..exporters import InputSpec
-from . import memory
+from .cuda import Cuda
+from .cuda_trainer import CudaTrainer
 from .trainer import Trainer, random_batches
 
 Array = npt.NDArray[Any]
@@ -36,6 +37,11 @@ class RunResult:
     step_seconds: list[float]
     peak_measured_bytes: int
     providers: list[str]
+
+
+def make_trainer(artifact: Artifact, cuda: Cuda | None, **options: Any) -> Trainer:
+    """A trainer on a GPU, or on the CPU; ``options`` are those of ``Trainer``."""
+    return Trainer(artifact, **options) if cuda is None else CudaTrainer(artifact, cuda=cuda, **options)
 
 
 def run_artifact(
@@ -66,26 +72,21 @@ def run_artifact(
         OutOfBudget: a step exceeded the budget and was stopped.
     """
     batches = batches or random_batches([*artifact.inputs, *artifact.labels], seed=0)
-    trainer = trainer or Trainer(artifact, threads=threads, scheduled=scheduled, capped=capped)
+    trainer = trainer or make_trainer(artifact, artifact.cuda, threads=threads, scheduled=scheduled, capped=capped)
     trainer.touch()
     losses: list[float] = []
     seconds: list[float] = []
-    memory.trim()
-    base: int | None = None
-    after = grown = 0
+    meter = trainer.meter()
     for number in range(steps):
         read = [next(batches) for _ in range(accumulate)]
-        memory.reset_peak()
-        # What reading the data added between two steps is the caller's, not the step's.
-        base = memory.resident_bytes() if base is None else base + memory.resident_bytes() - after
+        meter.before_step()
         begin = time.perf_counter()
         losses.append(trainer.train_step(*read))
         seconds.append(time.perf_counter() - begin)
-        grown = max(grown, memory.peak_resident_bytes() - base)
-        after = memory.resident_bytes()
+        meter.after_step()
         if on_step is not None:
             on_step(number, losses[-1], seconds[-1])
-    return RunResult(losses, seconds, trainer.resident_bytes + grown, trainer.providers)
+    return RunResult(losses, seconds, trainer.resident_bytes + meter.grown, trainer.providers)
 
 
 def measure_job(artifact: str, steps: int, threads: int = 0, scheduled: bool = True, capped: bool = True) -> dict[str, Any]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
+import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,11 @@ import onnx
 
 from .. import spill
 from ..errors import ArtifactError, OutOfBudget, RuntimeUnavailable, SpillFailed
+from ..files import write_json
 from ..writes import writes_of
+from .cuda import PROVIDER, Cuda, DeviceArray, provider_options, require_cuda
 from .ort import onnxruntime
+from .placement import Nodes, check_on_gpu, names_streams, with_streams
 
 Array = npt.NDArray[Any]
 
@@ -45,19 +51,30 @@ class Options:
         arena: use the registered arena of this process, or the session's own where none is registered; off, every buffer is mapped by
         itself.
         profile: directory for a profile of the run; None for none.
-        providers: execution providers, best first.
         level: graph optimizations that the runtime may make (one of ``LEVELS``).
         file_order: run the nodes in the order of the file; off, in the runtime's own.
         spill_dir: folder that swapped tensors go to; None leaves it to the environment (``onnxremat.spill``).
+        cuda: the GPU to run on; None for the CPU.
+        gpu_bytes: most bytes of the session's own arena on the GPU; None for no limit.
+        copy_streams: nodes that name a stream (``onnxremat.copies``) run on it; off, copies take turns with what computes.
     """
 
     threads: int = 0
     arena: bool = True
     profile: Path | None = None
-    providers: tuple[str, ...] = ("CPUExecutionProvider",)
     level: str = "ORT_DISABLE_ALL"
     file_order: bool = True
     spill_dir: Path | None = None
+    cuda: Cuda | None = None
+    gpu_bytes: int | None = None
+    copy_streams: bool = True
+
+    @property
+    def providers(self) -> list[Any]:
+        """What the bindings take."""
+        if self.cuda is None:
+            return ["CPUExecutionProvider"]
+        return [(PROVIDER, provider_options(self.cuda, self.gpu_bytes)), "CPUExecutionProvider"]
 
 
 def make_session(model: str | Path | bytes, options: Options = Options(), plan_dump: Path | None = None) -> Any:
@@ -70,9 +87,8 @@ def make_session(model: str | Path | bytes, options: Options = Options(), plan_d
         SpillFailed: the folder to swap to can't be used.
     """
     ort = onnxruntime()
-    missing = [p for p in options.providers if p not in ort.get_available_providers()]
-    if missing:
-        raise RuntimeUnavailable(f"the runtime has no {missing[0]}; it offers {', '.join(ort.get_available_providers())}")
+    if options.cuda is not None:
+        require_cuda(options.cuda)
     settings = ort.SessionOptions()
     settings.graph_optimization_level = getattr(ort.GraphOptimizationLevel, options.level)
     settings.execution_order = ort.ExecutionOrder.PRIORITY_BASED if options.file_order else ort.ExecutionOrder.DEFAULT
@@ -82,6 +98,7 @@ def make_session(model: str | Path | bytes, options: Options = Options(), plan_d
     settings.enable_cpu_mem_arena = options.arena
     settings.intra_op_num_threads = options.threads
     settings.log_severity_level = 4
+    settings.use_deterministic_compute = options.cuda is not None  # the same numbers in every run: kernels of the CPU give them anyway
     for key, value in SESSION_OPTIONS["config"].items():
         settings.add_session_config_entry(key, value if options.arena else "0")
     if options.profile is not None:
@@ -89,18 +106,57 @@ def make_session(model: str | Path | bytes, options: Options = Options(), plan_d
         settings.profile_file_prefix = str(options.profile / "profile")
     if plan_dump is not None:
         settings.add_session_config_entry("session.node_partition_config_file", str(plan_dump))
+    elif options.cuda is not None or (options.copy_streams and names_streams(model)):
+        return _placed_session(model, Nodes.of(model), options)
     source = model if isinstance(model, bytes) else str(model)
     if spill.needed(model):
         spill.register(settings, options.spill_dir)
     try:
-        session = ort.InferenceSession(source, settings, providers=list(options.providers))
+        session = ort.InferenceSession(source, settings, providers=options.providers)
     except Exception as error:  # the bindings raise a dozen unrelated classes
         if _SPILL in str(error):
             raise _spill_failed(str(error)) from error
         raise ArtifactError(f"ONNX Runtime refuses the model: {_one_line(error)}") from error
-    if options.providers[0] != session.get_providers()[0]:
-        raise RuntimeUnavailable(f"{options.providers[0]} was asked for, but the session fell back to {session.get_providers()[0]}")
+    if options.cuda is not None and session.get_providers()[0] != PROVIDER:
+        raise RuntimeUnavailable(
+            f"{PROVIDER} was asked for, but the session fell back to {session.get_providers()[0]}: the libraries of CUDA 11.8 and cuDNN 8 are "
+            "not found; install them or put them on LD_LIBRARY_PATH, or use --provider cpu"
+        )
     return session
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Let what compiled code prints on stdout go nowhere."""
+    flush = ctypes.CDLL(None).fflush
+    sys.stdout.flush()
+    flush(None)
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        flush(None)
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _placed_session(model: str | Path | bytes, nodes: Nodes, options: Options) -> Any:
+    """A session whose copies have streams of their own, and that leaves no node of the GPU's to the CPU unless that is allowed."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "partition.json"
+        session = make_session(model, replace(options, profile=None), path)
+        partition = json.loads(path.read_text(encoding="utf-8"))
+        if options.cuda is not None and not options.cuda.allow_cpu_nodes:
+            check_on_gpu(partition, nodes)
+        if options.copy_streams and nodes.streams:
+            write_json(path, with_streams(partition, nodes.streams))
+        elif options.profile is None:
+            return session
+        del session
+        with silenced():  # the runtime tells on stdout which buffers copies share
+            return make_session(model, options, path)
 
 
 #: How the swap operators begin what they say.
@@ -128,13 +184,17 @@ class BoundSession:
         self.outputs = [name for name in named if name not in self._replaces]
         self.inputs = [i.name for i in session.get_inputs()]
         self._binding = session.io_binding()
-        self._held: dict[str, Array] = {}
+        self._held: dict[str, Array | DeviceArray] = {}
         for name in self.outputs:
             self._binding.bind_output(name)
 
-    def bind(self, arrays: Mapping[str, Array]) -> None:
-        """Bind arrays (C-contiguous, of the declared dtypes) to the inputs of their names."""
+    def bind(self, arrays: Mapping[str, Array | DeviceArray]) -> None:
+        """Bind arrays (C-contiguous, of the declared dtypes) of the host or of the GPU to the inputs of their names."""
         for name, array in arrays.items():
+            if isinstance(array, DeviceArray):
+                self._held[name] = array
+                self._binding.bind_input(name, array.kind, array.device, array.dtype.type, array.shape, array.address)
+                continue
             if not array.flags.c_contiguous:
                 raise ValueError(f"the array for '{name}' is not contiguous")
             self._held[name] = array
@@ -146,6 +206,8 @@ class BoundSession:
             array = self._held.get(name)
             if array is None:
                 self._binding.bind_output(output)
+            elif isinstance(array, DeviceArray):
+                self._binding.bind_output(output, array.kind, array.device, array.dtype.type, array.shape, array.address)
             else:
                 self._binding.bind_output(output, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
@@ -195,17 +257,23 @@ def _shortage(text: str) -> str:
     return f"{found.group(2)} bytes were asked for{where}, no free block of the arena is as large" if found else text[-200:] + where
 
 
-def execution_order(model: str | Path | bytes, options: Options = Options()) -> list[str]:
-    """The order in which a session of this model will run its nodes, as the session itself plans it (node names).
+def execution_streams(model: str | Path | bytes, options: Options = Options()) -> list[list[str]]:
+    """Of each stream of a session of this model the names of its nodes in the order in which it will run them, as the session itself plans it.
 
-    The session writes its plan to a file that does not exist yet when asked for its node partition.
+    On the CPU there is one stream; with a GPU there is one for each device.  The session writes its plan to a file that does not exist yet when
+    asked for its node partition.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "partition.json"
         make_session(model, options, plan_dump=path)
         text = path.read_text(encoding="utf-8")
-    streams = json.loads(text)["streams"]
-    return [name for stream in streams for name in stream]
+    streams: list[list[str]] = json.loads(text)["streams"]
+    return streams
+
+
+def execution_order(model: str | Path | bytes, options: Options = Options()) -> list[str]:
+    """The names of the nodes of :func:`execution_streams`, one stream after another."""
+    return [name for stream in execution_streams(model, options) for name in stream]
 
 
 def run_profiled(

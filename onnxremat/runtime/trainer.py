@@ -20,7 +20,8 @@ from ..files import whole_folder
 from ..ops import MS
 from ..optimizers import MOMENT_INPUTS, STEP, optimizer_groups
 from ..spill import require_room
-from . import arena
+from . import arena, memory
+from .cuda import DeviceArray, DeviceMeter
 from .ort import require_training_package
 from .rates import Schedule
 from .session import BoundSession, Options, make_session, with_dropout_seeds
@@ -74,11 +75,9 @@ class Trainer:
         self._target = self.artifact.target
         if self._target.training_package:
             require_training_package()
-        if capped:
-            arena.register(int(manifest["memory"]["arena_bytes"]))
         if scheduled and manifest["plan"]["swapped_tensors"]:
-            require_room(int(manifest["swap"]["disk_bytes"]), spill_dir)
-        self._options = Options(threads=threads, spill_dir=None if spill_dir is None else Path(spill_dir))
+            self._require_room(manifest["swap"], spill_dir)
+        self._options = self._reserve(Options(threads=threads, spill_dir=None if spill_dir is None else Path(spill_dir)), capped)
         self.optimizer = self.artifact.optimizer
         self.learning_rate = self.optimizer.learning_rate
         self.schedule = schedule
@@ -101,6 +100,7 @@ class Trainer:
         self._rate = np.zeros(1, np.float32)
         self._reset = np.ones(1, np.bool_)
         self._number = np.ones(1, np.int64)
+        self._place()
         model = self.artifact.file(TRAINING if scheduled else UNSCHEDULED)
         session = make_session(model if seed is None else with_dropout_seeds(model, seed), self._options)
         self._step = BoundSession(session)
@@ -111,10 +111,29 @@ class Trainer:
                 self._updates |= dict.fromkeys(names, _Update(self.artifact.file(file), self._options))
         self._eval: BoundSession | None = None
 
-    def _arrays(self) -> dict[str, Array]:
+    def _reserve(self, options: Options, capped: bool) -> Options:
+        """Make the arena of the plan where the steps are to be capped; the options of all sessions."""
+        if capped:
+            arena.register(int(self.artifact.manifest["memory"]["arena_bytes"]))
+        return options
+
+    def _require_room(self, swap: Mapping[str, Any], spill_dir: str | Path | None) -> None:
+        """Raise where there is no room for what a step swaps out."""
+        if swap["kind"] != "disk":
+            raise UsageError("this artifact swaps from a GPU to its host, and this trainer is for the CPU: use CudaTrainer, or --provider cuda")
+        require_room(int(swap["disk_bytes"]), spill_dir)
+
+    def _place(self) -> None:
+        """Put the arrays where the steps want them: they are there."""
+
+    def meter(self) -> memory.HostMeter | DeviceMeter:
+        """What measures the peak of the steps."""
+        return memory.HostMeter()
+
+    def _arrays(self) -> dict[str, Array | DeviceArray]:
         from ..training_graph import GRADIENT_BUFFER, LAZY_RESET
 
-        arrays: dict[str, Array] = {**self._batch, **self.parameters, **self.moments}
+        arrays: dict[str, Array | DeviceArray] = {**self._batch, **self.parameters, **self.moments}
         arrays |= {name + GRADIENT_BUFFER: array for name, array in self.gradients.items()}
         return arrays | {"learning_rate": self._rate, LAZY_RESET: self._reset, STEP: self._number}
 
@@ -153,8 +172,7 @@ class Trainer:
             raise UsageError(f"gradients can't be accumulated where the update is part of the graph: compile for {way}")
         losses = [self.accumulate(batch, fresh=not number) for number, batch in enumerate(batches)]
         if len(batches) > 1:
-            for gradient in self.gradients.values():
-                gradient *= np.float32(1 / len(batches))
+            self._scale_gradients(1 / len(batches))
         self.apply_update()
         return sum(losses) / len(losses)
 
@@ -163,14 +181,25 @@ class Trainer:
         self._fill(batch)
         self._reset[...] = fresh
         if fresh and not self._target.in_place:  # the graph adds to what is there
-            for gradient in self.gradients.values():
-                gradient[...] = 0
+            self._zero_gradients()
         self._number[...] = self.steps_done + 1
         if self.schedule is not None:
             self.learning_rate = self.schedule(self.steps_done)
         self._rate[...] = self.learning_rate
         outputs = self._step.run()
         return float(np.asarray(outputs[0]).reshape(()))
+
+    def _zero_gradients(self) -> None:
+        for gradient in self.gradients.values():
+            gradient[...] = 0
+
+    def _scale_gradients(self, factor: float) -> None:
+        for gradient in self.gradients.values():
+            gradient *= np.float32(factor)
+
+    def _gradient_norm(self) -> float:
+        squares = [float(np.dot(part, part)) for g in self.gradients.values() for part in _slices(g.reshape(-1))]
+        return math.sqrt(math.fsum(squares))
 
     def apply_update(self) -> None:
         """Update the parameters from the accumulated gradients."""
@@ -179,19 +208,23 @@ class Trainer:
             return
         self._clip()
         moments = [(MOMENT_INPUTS[suffix], suffix) for suffix in self.optimizer.moments]
-        for name, gradient in self.gradients.items():
-            state = {key: self.moments[name + suffix] for key, suffix in moments}
-            self._updates[name].apply(self.parameters[name], gradient, state, self.learning_rate, self.steps_done)
+        from ..training_graph import GRADIENT_BUFFER
+
+        arrays = self._arrays()
+        for name in self.gradients:
+            state = {key: arrays[name + suffix] for key, suffix in moments}
+            self._updates[name].apply(arrays[name], arrays[name + GRADIENT_BUFFER], state, self.learning_rate, self.steps_done, self._slice)
+
+    #: Elements that the optimizer updates at a time.
+    _slice = SLICE
 
     def _clip(self) -> None:
         """Scale the gradients to the largest norm (torch.nn.utils.clip_grad_norm_)."""
         if not self.clip_grad_norm:
             return
-        squares = [float(np.dot(part, part)) for g in self.gradients.values() for part in _slices(g.reshape(-1))]
-        scale = self.clip_grad_norm / (math.sqrt(math.fsum(squares)) + 1e-6)
+        scale = self.clip_grad_norm / (self._gradient_norm() + 1e-6)
         if scale < 1:
-            for gradient in self.gradients.values():
-                gradient *= np.float32(scale)
+            self._scale_gradients(scale)
 
     def evaluate(self, batch: Mapping[str, npt.ArrayLike]) -> tuple[float, dict[str, Array]]:
         """Loss and model outputs in evaluation mode, parameters as they are now.
@@ -280,6 +313,11 @@ class Trainer:
         return found
 
 
+def part(array: Array | DeviceArray, start: int, stop: int) -> Array | DeviceArray:
+    """Elements of a flattened array, which they are shared with."""
+    return array.slice(start, stop) if isinstance(array, DeviceArray) else array.reshape(-1)[start:stop]
+
+
 def _slices(array: Array) -> Iterator[Array]:
     for start in range(0, array.size, SLICE):
         yield array[start : start + SLICE]
@@ -294,14 +332,21 @@ class _Update:
         self._session = make_session((model if kernel is None else _slice_model(kernel)).SerializeToString(), options)
         self._names = [i.name for i in self._session.get_inputs()]
 
-    def apply(self, parameter: Array, gradient: Array, moments: Mapping[str, Array], rate: float, step: int) -> None:
-        flat: dict[str, Array] = {"params": parameter, "gradients": gradient, **moments}
-        views: dict[str, Array] = {name: array.reshape(-1) for name, array in flat.items()}
+    def apply(
+        self,
+        parameter: Array | DeviceArray,
+        gradient: Array | DeviceArray,
+        moments: Mapping[str, Array | DeviceArray],
+        rate: float,
+        step: int,
+        slice_size: int = SLICE,
+    ) -> None:
+        flat: dict[str, Array | DeviceArray] = {"params": parameter, "gradients": gradient, **moments}
         scalars: dict[str, Array] = {"learning_rate": np.asarray([rate], np.float32), "step": np.asarray([step], np.int64)}
         bound = BoundSession(self._session)
         bound.bind({name: array for name, array in scalars.items() if name in self._names})
-        for start in range(0, parameter.size, SLICE):
-            bound.bind({name: view[start : start + SLICE] for name, view in views.items()})
+        for start in range(0, parameter.size, slice_size):
+            bound.bind({name: part(array, start, start + slice_size) for name, array in flat.items()})
             bound.run_discarding()
 
 
