@@ -478,9 +478,12 @@ def _verify(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> int:
     from .costs.transfer import Swap
     from .plan_command import plan_file
+    from .runtime.cuda import Cuda
 
     say = _progress(options)
-    swap = Swap.parse(options.swap, options.swap_bandwidth, options.swap_bytes, options.spill_dir)
+    # A plan alone may well be for another machine, one with a GPU.
+    gpu = Cuda() if options.swap == "host" else None
+    swap = Swap.parse(options.swap, options.swap_bandwidth, options.swap_bytes, options.spill_dir, gpu)
     found = plan_file(options.file, options.input, options.budget, options.strategy, options.time_limit, options.seed, say, options.work_limit, swap)
     if not options.json:
         _table(found.rows())

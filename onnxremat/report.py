@@ -419,6 +419,11 @@ def _elsewhere(artifact: Artifact) -> str:
         )
     if manifest["target"].endswith(SPILL_SUFFIX):
         return '<p class="soft">It swaps tensors by operators of <code>onnxremat.spill</code>, so it trains with that package only.</p>'
+    if (manifest.get("swap") or {}).get("kind") == "host" and manifest["plan"]["swapped_tensors"]:
+        return (
+            '<p class="soft">It swaps tensors between GPU and host: train it on CUDA with the node partition of <code>partition.json</code>, which '
+            "puts the copies on streams of their own.</p>"
+        )
     if manifest["update"] == "fused":
         return '<p class="soft">Its parameters are updated within the step, which ONNX Runtime\'s own training API has no part in.</p>'
     return (

@@ -215,9 +215,10 @@ class Driver:
         self._call("cuMemFree_v2", address)
 
     def write(self, address: int, array: Array) -> None:
-        """Copy an array (C-contiguous) to the device."""
+        """Copy an array (C-contiguous) to the device, and wait: the runtime's streams do not wait for copies by themselves."""
         if array.nbytes:
             self._call("cuMemcpyHtoD_v2", address, array.ctypes.data, array.nbytes)
+            self.synchronize()
 
     def read(self, array: Array, address: int) -> None:
         """Fill an array (C-contiguous) from the device."""
@@ -225,9 +226,10 @@ class Driver:
             self._call("cuMemcpyDtoH_v2", array.ctypes.data, address, array.nbytes)
 
     def zero(self, address: int, size: int) -> None:
-        """Set bytes to zero."""
+        """Set bytes to zero, and wait."""
         if size:
             self._call("cuMemsetD8_v2", address, 0, size)
+            self.synchronize()
 
     def synchronize(self) -> None:
         """Wait for all work of the present device."""
@@ -427,7 +429,6 @@ def measured_bandwidth(cuda: Cuda, repeats: int = 5) -> tuple[float, float]:
             for found, outward in zip(rates, (True, False), strict=True):
                 begin = time.perf_counter()
                 driver.read(host, memory) if outward else driver.write(memory, host)
-                driver.synchronize()
                 found.append(_MEASURED_BYTES / (time.perf_counter() - begin))
         return statistics.median(rates[0][1:]), statistics.median(rates[1][1:])
     finally:

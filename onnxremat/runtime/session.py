@@ -257,17 +257,24 @@ def _shortage(text: str) -> str:
     return f"{found.group(2)} bytes were asked for{where}, no free block of the arena is as large" if found else text[-200:] + where
 
 
-def execution_streams(model: str | Path | bytes, options: Options = Options()) -> list[list[str]]:
-    """Of each stream of a session of this model the names of its nodes in the order in which it will run them, as the session itself plans it.
+def partition_of(model: str | Path | bytes, options: Options = Options()) -> dict[str, Any]:
+    """Which nodes of a model a session runs on which device, and on which of its streams, as the session itself plans it.
 
-    On the CPU there is one stream; with a GPU there is one for each device.  The session writes its plan to a file that does not exist yet when
-    asked for its node partition.
+    The session writes its plan to a file that does not exist yet when asked for its node partition.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "partition.json"
         make_session(model, options, plan_dump=path)
-        text = path.read_text(encoding="utf-8")
-    streams: list[list[str]] = json.loads(text)["streams"]
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def execution_streams(model: str | Path | bytes, options: Options = Options()) -> list[list[str]]:
+    """Of each stream of a session of this model the names of its nodes in the order in which it will run them, as the session itself plans it.
+
+    On the CPU there is one stream; with a GPU there is one for each device.
+    """
+    streams: list[list[str]] = partition_of(model, options)["streams"]
     return streams
 
 
