@@ -17,6 +17,7 @@ from . import artifact as files
 from .artifact import Artifact, file_digests, save_checkpoint, save_model
 from .copies import STREAM, cpu_copy
 from .costs import analytic_costs, measured_costs
+from .costs.analytic import GPU
 from .costs.transfer import Swap, swap_channel, swap_note
 from .costs.workspace import gpu_workspace, heap_bytes
 from .emit import Emitted, emit, is_helper, lay_out
@@ -264,8 +265,9 @@ def _zeros(training: TrainingGraph) -> dict[str, Any]:
 def node_costs(training: TrainingGraph, model_path: Path, request: Request, progress: Progress) -> Costs:
     """Costs of the unscheduled step as the request wants them."""
     if request.costs == "analytic":
-        costs = analytic_costs(training.graph)
-        return costs if request.cuda is None else replace(costs, workspace_bytes=gpu_workspace(training.graph))
+        if request.cuda is None:
+            return analytic_costs(training.graph)
+        return replace(analytic_costs(training.graph, GPU), workspace_bytes=gpu_workspace(training.graph))
     progress("measuring the unscheduled step on this machine")
     costs = measured_costs(training.graph, model_path, request.threads, cuda=request.cuda)
     if costs.load is not None and costs.load > _BUSY_CORES:

@@ -3,7 +3,8 @@
 Once it is fixed which tensors go out, swap is a matter of two more ops each (:mod:`.swap`), and what looks for sequences of runs decides
 about recompute and order beside them.  What to fix is searched here: nothing, which is recompute alone; what frees the excess with the
 fewest bytes moved, which is swap alone; and sets in the order of what making a tensor again costs compared with moving it.  A quick walk
-judges each set, the best one is changed tensor by tensor, and the best few are annealed.  The best of all by the simulator is the answer,
+judges each set, the best one is changed tensor by tensor, and the best few are annealed.  Before that, the recomputes of the best plan
+without swap are exchanged for swaps one by one.  The best of all by the simulator is the answer,
 so both together never cost more than the better of the two alone.
 """
 
@@ -26,7 +27,7 @@ from .problem import Problem
 from .reduce import reduce_problem
 from .strategies.auto import WEIGHTS, lower_peak, search
 from .strategies.registry import Context
-from .swap import HIDDEN, Lowered, lower, swappable, with_swaps
+from .swap import HIDDEN, Lowered, family, lower, swappable, with_swaps
 from .timeline import hide_copies
 
 __all__ = ["STRATEGIES", "Candidate", "SwapSearch", "candidates"]
@@ -35,8 +36,8 @@ __all__ = ["STRATEGIES", "Candidate", "SwapSearch", "candidates"]
 STRATEGIES = ("auto", "swap_only")
 # Tensors smaller than this share of the largest one are not worth a transfer.
 _SMALL = 1 / 256
-# Sets that are annealed, and the share of the time that judging sets may take.
-_ANNEALED, _JUDGING = 2, 0.4
+# Sets that are annealed, and the shares of the time that exchanging recomputes and judging sets may take.
+_ANNEALED, _EXCHANGING, _JUDGING = 2, 0.3, 0.4
 # Sizes of the sets that are tried, as shares of all candidates.
 _GRID = (1.0, 0.5, 0.75, 0.25, 0.12, 0.06, 0.37, 0.62, 0.87)
 
@@ -121,6 +122,7 @@ class SwapSearch:
         assert self.problem.transfer is not None
         self.host_bytes, self.overlap = self.problem.transfer.host_bytes, self.problem.transfer.overlap
         self.profile = evaluate(self.problem, range(len(self.problem.ops))).profile
+        self._may_swap = swappable(self.problem)
         # Only what is away while there is too much is of use.
         self.candidates = [c for c in candidates(self.problem) if (self.profile[c.away] > self.budget).any()]
         self.of = {c.tensor: c for c in self.candidates}
@@ -210,6 +212,7 @@ class SwapSearch:
         alone = self.affordable(self.swap_alone())
         if not self.candidates:
             return
+        self.exchange(time.monotonic() + _EXCHANGING * self.left)
         until = time.monotonic() + _JUDGING * self.left
         ranked = sorted(self.candidates, key=lambda c: (-c.price / c.seconds, -c.bytes, c.tensor))
         self.judge(alone, until)
@@ -221,6 +224,46 @@ class SwapSearch:
         for k, swapped in enumerate(order):
             if self.left > 0 and self._judged[swapped] < float("inf"):
                 self.anneal(swapped, time.monotonic() + self.left / (len(order) - k))
+
+    def exchange(self, until: float) -> None:
+        """In the best plan so far, let tensors that are made again come back from the host instead, one after another, dearest first."""
+        improved = self.best is not None
+        while improved and self.best is not None and time.monotonic() < until:
+            improved, steps = False, self.best
+            for r in self._remade(steps):
+                if time.monotonic() > until:
+                    return
+                least = self.best_seconds
+                self.offer(self._swapped_instead(steps, r))
+                if self.best_seconds < least * (1 - 1e-9):
+                    improved = True
+                    break
+
+    def _remade(self, steps: Sequence[Step]) -> list[int]:
+        """The recomputes of a sequence that make one tensor which may be swapped: those that cost most for its bytes first."""
+        own, ops, tensors = self.problem.index.own, self.problem.ops, self.problem.tensors
+        ran: set[int] = set()
+        found = []
+        for k, step in enumerate(steps):
+            if step.kind != "run":
+                continue
+            if step.index in ran and len(own[step.index]) == 1 and own[step.index][0] in self._may_swap:
+                found.append(k)
+            ran.add(step.index)
+        return sorted(found, key=lambda k: -ops[steps[k].index].seconds / tensors[own[steps[k].index][0]].bytes)
+
+    def _swapped_instead(self, steps: Sequence[Step], r: int) -> list[Step]:
+        """The steps with a swap in place of the recompute at ``r``, and without the recomputes that served only that one."""
+        index = self.problem.index
+        (t,) = index.own[steps[r].index]
+        users = {o for u in family(self.problem, t) for o in index.readers[u]} | {steps[r].index}
+        last = max(k for k in range(r) if steps[k].kind == "run" and steps[k].index in users)
+        changed = [*steps[: last + 1], Step("swap_out", t), *steps[last + 1 : r], Step("swap_in", t), *steps[r + 1 :]]
+        while True:
+            needless = _unread(self.problem, changed)
+            if not needless:
+                return changed
+            changed = [step for k, step in enumerate(changed) if k not in needless]
 
     def change(self, ranked: Sequence[Candidate], until: float) -> None:
         """Let single tensors in or out of the best set, those near the border between what is and is not swapped first."""
@@ -265,3 +308,27 @@ class SwapSearch:
         lower_peak(context, enough)
         if context.lowest is not None:
             self.offer(form.plan_steps(context.lowest))
+
+
+def _unread(problem: Problem, steps: Sequence[Step]) -> set[int]:
+    """The recomputes of a sequence whose tensors nothing reads."""
+    index = problem.index
+    made: dict[int, int] = {}
+    again: set[int] = set()
+    read: set[int] = set()
+    ran: set[int] = set()
+    for k, step in enumerate(steps):
+        if step.kind != "run":
+            if step.kind == "swap_out":
+                read.add(made.get(step.index, -1))
+            else:
+                made[step.index] = k
+            continue
+        o = step.index
+        read.update(made.get(t, -1) for t in (index.again_reads if o in ran else index.first_reads)[o])
+        if o in ran:
+            again.add(k)
+        ran.add(o)
+        made |= dict.fromkeys(problem.ops[o].outputs, k)
+    read.update(made[t] for t, tensor in enumerate(problem.tensors) if tensor.output and t in made)
+    return again - read

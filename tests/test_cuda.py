@@ -97,8 +97,10 @@ def test_the_step_swaps_to_the_host_and_keeps_its_numbers(swapped: Artifact) -> 
     assert swap["host_bytes"] == evaluate(swapped.problem, plan.steps).host_bytes <= 2**30
     assert swapped.problem.transfer is not None
     assert swapped.problem.transfer.overlap
-    # Copies at this pace hide behind the ops.
-    assert plan.seconds <= plan.seconds_unscheduled * 1.001
+    # Copies hide behind ops: both ways they would take this much by themselves.
+    bytes_moved = sum(swapped.problem.tensors[step.index].bytes for step in plan.steps if step.kind == "swap_out")
+    turns = plan.seconds_unscheduled + bytes_moved * (1 / (12 * 2**30) + 1 / (10 * 2**30))
+    assert plan.seconds_unscheduled <= plan.seconds < 0.9 * turns
 
 
 def test_every_copy_waits_for_what_it_must(swapped: Artifact) -> None:

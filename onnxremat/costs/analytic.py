@@ -28,6 +28,10 @@ class Machine:
     overhead: float = 3e-6
 
 
+#: A GPU of a data centre in float32: 15 TFLOP/s and 900 GB/s on paper.
+GPU = Machine(flops=1e13, bandwidth=7e11, overhead=5e-6)
+
+
 def flops(node: ir.Node) -> int:
     """Multiply-adds counted twice, of convolutions and matrix products; 0 for operators that memory bounds."""
     kind = node.op_type

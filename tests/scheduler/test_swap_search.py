@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from dataclasses import replace
 
@@ -109,6 +110,19 @@ def test_copies_that_overlap_cost_less(share: float) -> None:
     moved = sum(p.tensors[step.index].bytes for step in slow.steps if step.kind == "swap_in")
     assert slow.seconds >= moved
     assert 24.0 < slow.seconds_lower_bound <= slow.seconds
+
+
+def test_what_is_dear_to_make_again_is_swapped_and_the_rest_is_made_again() -> None:
+    """A channel that has time for a few tensors: both together take less than either alone."""
+    plain = transformer(3)
+    budget = budget_of(plain, 0.5)
+    alone = solve(plain, budget, time_limit=4, bound_seconds=0).seconds
+    p = with_channel(plain, 8.0, overlap=True)
+    both = solve(p, budget, time_limit=5, bound_seconds=0)
+    assert both.seconds < alone
+    assert both.swapped_tensors > 0
+    with contextlib.suppress(Infeasible):
+        assert both.seconds <= solve(p, budget, "swap_only", time_limit=2, bound_seconds=0).seconds
 
 
 def test_host_bytes_bound_what_is_swapped() -> None:
