@@ -129,9 +129,9 @@ def schedule(
         if fitting is not None:
             return fitting
     planning = _Planning(problem, budget, search, progress, interruption)
-    if planning.find() is None:
+    if planning.find() is None and planning.without is None:
         raise _infeasible(problem, budget, max(planning.smallest, budget + 1), planning.proven)
-    found = planning.improve()
+    found = min((s for s in (planning.improve(), planning.without) if s is not None), key=lambda s: s.plan.seconds)
     bound = lower_bound(problem, budget, 0.0 if interruption.asked else planning.bound_seconds)
     # What exceeds a plan that runs can only be the solver's rounding.
     return replace(found, plan=replace(found.plan, seconds_lower_bound=min(bound, found.plan.seconds)))
@@ -145,6 +145,8 @@ class _Planning:
 
     Attributes:
         best: the fastest plan that fits; None as long as there is none.
+        without: one that swaps nothing, looked for once a plan with swaps did not fit: those are harder to place, and under an ever lower limit
+            they can end up slower; None where there is none.
         smallest: the smallest budget, in bytes, for which a plan is known, once none fits.
         proven: bytes that no plan can go below, as far as it was asked for.
         bound_seconds: seconds that are left for the proof of a lower bound.
@@ -154,6 +156,7 @@ class _Planning:
         self.problem, self.budget, self.search = problem, budget, search
         self.progress, self.interruption = progress, interruption
         self.best: Scheduled | None = None
+        self.without: Scheduled | None = None
         self.smallest, self.proven = UNLIMITED, 0
         self.bound_seconds = min(_BOUND_SECONDS, _BOUND_SHARE * search.time_limit)
         self.capacity = capacity_within(budget - problem.resident_bytes)
@@ -198,10 +201,9 @@ class _Planning:
                 limit, step = max(self._tightest, limit - step), 2 * step
         return self._last_resort()
 
-    def improve(self) -> Scheduled:
+    def improve(self) -> Scheduled | None:
         """The best plan, after longer searches under its limit, or between it and the least limit that led to no placement."""
-        assert self.best is not None
-        while self.left > _LEAST_SECONDS and not self.interruption.asked:
+        while self.best is not None and self.left > _LEAST_SECONDS and not self.interruption.asked:
             above = self._misfits
             if above == UNLIMITED:
                 self._try(self._fits, self._seconds(_IMPROVE_SHARE * self.left))
@@ -224,16 +226,23 @@ class _Planning:
         self.interruption.settle()
         if isinstance(plan, Infeasible):
             return plan
-        most = max(plan.peak_bytes, self.problem.resident_bytes + self.room)
-        patience = max(1.0, min(_COMPACT_SECONDS, _COMPACT_SHARE * self.search.time_limit))
-        compacted = _compacted(self.problem, plan, max(limit, most), most, self.room, patience, search.seed, self.capacity)
-        fitting = _fit(self.problem, compacted, self.budget)
+        fitting = self._placed(plan, limit, search.seed)
         if fitting is None:
+            if plan.swapped_tensors and self._misfits == UNLIMITED and self.search.strategy != "swap_only":
+                alone = _solve(replace(self.problem, transfer=None), limit, search, seconds, None, self._tell)
+                self.without = None if isinstance(alone, Infeasible) else self._placed(alone, limit, search.seed)
             self._fastest_misfit = plan.seconds if limit < self._misfits else self._fastest_misfit
             self._misfits = min(self._misfits, limit)
         elif self.best is None or fitting.plan.seconds < self.best.plan.seconds:
             self.best, self._fits = fitting, limit
         return plan
+
+    def _placed(self, plan: Plan, limit: int, seed: int) -> Scheduled | None:
+        """A plan with its runs moved for the arena; None where it does not fit."""
+        most = max(plan.peak_bytes, self.problem.resident_bytes + self.room)
+        patience = max(1.0, min(_COMPACT_SECONDS, _COMPACT_SHARE * self.search.time_limit))
+        compacted = _compacted(self.problem, plan, max(limit, most), most, self.room, patience, seed, self.capacity)
+        return _fit(self.problem, compacted, self.budget)
 
     def _last_resort(self) -> Scheduled | None:
         """The tightest plan, where that one fits; it is what the smallest budget named in an error rests on, so that this one is found again."""

@@ -36,6 +36,8 @@ __all__ = ["STRATEGIES", "Candidate", "SwapSearch", "candidates"]
 STRATEGIES = ("auto", "swap_only")
 # Tensors smaller than this share of the largest one are not worth a transfer.
 _SMALL = 1 / 256
+# What copies that are moved to hide behind ops leave of the room, so that buffers can still be placed.
+_LEFT = 0.03
 # Sets that are annealed, and the shares of the time that exchanging recomputes and judging sets may take.
 _ANNEALED, _EXCHANGING, _JUDGING = 2, 0.3, 0.4
 # Sizes of the sets that are tried, as shares of all candidates.
@@ -151,7 +153,8 @@ class SwapSearch:
 
     def hidden(self, found: Evaluation, steps: Sequence[Step]) -> tuple[Evaluation, Sequence[Step]]:
         """The steps with their copies hidden behind ops, where that is faster and still a plan."""
-        moved = hide_copies(self.problem, steps, found.profile.tolist(), self.budget)
+        room = self.budget - self.problem.resident_bytes
+        moved = hide_copies(self.problem, steps, found.profile.tolist(), self.budget - int(_LEFT * room))
         with contextlib.suppress(PlanError):
             other = evaluate(self.problem, moved)
             if other.seconds < found.seconds and other.peak_bytes <= self.budget and lower(self.problem, moved) is not None:
