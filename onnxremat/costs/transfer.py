@@ -128,7 +128,7 @@ def swap_note(swap: Swap, problem: Problem, swapped: int, recomputed: int) -> st
     if not recomputed:
         return "nothing is swapped: the step fits without"
     pace = f"{format_bytes(channel.bytes_per_second_out)}/s out and {format_bytes(channel.bytes_per_second_in)}/s in"
-    return f"nothing is swapped: at {pace}, recomputing costs less"
+    return f"nothing is swapped: at {pace}, no plan with swaps was found that is faster and can be placed"
 
 
 __all__ = ["SWAPS", "Swap", "bandwidth_of", "parse_bandwidth", "swap_channel", "swap_note"]
