@@ -24,8 +24,6 @@ PROVIDER = "CUDAExecutionProvider"
 DRIVER = "libcuda.so.1"
 #: How the package with the CUDA provider is had.
 INSTALL = f"pip install onnxruntime-training=={TRAINING_VERSION} (CUDA 11.8 and cuDNN 8; Python 3.8 to 3.11)"
-#: The runtime takes the size of an arena's first chunk as a C int.
-_LARGEST_CHUNK = 2**31 - 256
 #: Arrays in a slab begin at multiples of this, as cudaMalloc's do.
 _ALIGNMENT = 256
 _OUT_OF_MEMORY = 2
@@ -340,21 +338,12 @@ def register_arena(capacity: int, cuda: Cuda) -> None:
             f"this process has an arena of {_registered[0]} bytes on GPU {_registered[1]} already and can't have another of {capacity}: "
             "start a new process"
         )
-    ort = onnxruntime()
-    settings = device_arena_settings(capacity)
-    info = ort.OrtMemoryInfo("Cuda", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, cuda.device, ort.OrtMemType.DEFAULT)
-    ort.create_and_register_allocator_v2(PROVIDER, info, provider_options(cuda, capacity), ort.OrtArenaCfg(settings))
-    _registered = (capacity, cuda.device)
-
-
-def device_arena_settings(capacity: int) -> dict[str, int]:
-    """``arena_settings`` with chunks that the runtime can name: from 2 GiB on its first one is smaller, see :func:`claim`."""
     from .arena import arena_settings  # which knows the graph
 
-    settings = arena_settings(capacity)
-    for key in ("initial_chunk_size_bytes", "initial_growth_chunk_size_bytes"):
-        settings[key] = min(settings[key], _LARGEST_CHUNK)
-    return settings
+    ort = onnxruntime()
+    info = ort.OrtMemoryInfo("Cuda", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, cuda.device, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator_v2(PROVIDER, info, provider_options(cuda, capacity), ort.OrtArenaCfg(arena_settings(capacity)))
+    _registered = (capacity, cuda.device)
 
 
 def claim(capacity: int, make_bound: Any) -> None:
@@ -364,7 +353,9 @@ def claim(capacity: int, make_bound: Any) -> None:
         capacity: of the arena.
         make_bound: from the bytes of a model to a bound session on the device.
     """
-    if capacity <= _LARGEST_CHUNK:
+    from .arena import LARGEST_CHUNK  # which knows the graph
+
+    if capacity <= LARGEST_CHUNK:
         return
     from onnx import TensorProto, helper
 
