@@ -6,6 +6,7 @@ eval_model.onnx          batch and parameters -> loss and the model's outputs
 optimizer_model.onnx     where ONNX Runtime has a kernel for the optimizer
 checkpoint               parameters and state at the start; for stock ONNX Runtime checkpoint.safetensors
 problem.json, plan.json  what was scheduled, and how
+offsets.json             where large tensors lie in a block of memory, in bytes; only where the arena alone does not keep the budget
 manifest.json            roles, hashes, versions, the session options it needs, the figures of its verification
 report.html              all of that for people
 """
@@ -32,6 +33,7 @@ from .runtime.cuda import Cuda
 from .safetensors import load_tensors, save_tensors
 from .scheduler import Plan, Problem
 from .targets import SPILL_SUFFIX, Target, target_named
+from .units import format_bytes
 
 Array = npt.NDArray[Any]
 
@@ -41,6 +43,7 @@ TRAINING, UNSCHEDULED, EVAL, OPTIMIZER = "training_model.onnx", "unscheduled_mod
 CHECKPOINT, PROBLEM, PLAN, MANIFEST, REPORT = "checkpoint", "problem.json", "plan.json", "manifest.json", "report.html"
 #: Which node runs on which stream of the GPU, where the plan swaps to the host; as of a graph without nodes on the CPU.
 PARTITION = "partition.json"
+OFFSETS = "offsets.json"
 #: A checkpoint that no runtime is needed to read.
 PORTABLE_CHECKPOINT = "checkpoint.safetensors"
 #: Models with more constant bytes than this keep them in a file beside: protobuf ends at 2 GiB.
@@ -132,6 +135,16 @@ class Artifact:
             return None
         return Cuda.parse(f"{key}={value}" for key, value in self.manifest["provider_options"].items())
 
+    @property
+    def allocator(self) -> str:
+        """In words: how the step's buffers get their memory when onnxremat runs it."""
+        memory = self.manifest["memory"]
+        arena, block = format_bytes(memory["arena_bytes"]), memory.get("block_bytes", 0)
+        if not block:
+            return f"best-fit arena of {arena}"
+        alone = format_bytes(memory["peak_arena_alone_bytes"])
+        return f"fixed offsets in {format_bytes(block)}, best-fit arena of {arena} for the rest (an arena alone would peak at {alone})"
+
     def parameters(self) -> dict[str, Array]:
         """The values in the checkpoint: trainable and frozen parameters and state, by name."""
         return load_checkpoint(self.path)
@@ -145,10 +158,14 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
+def has_large_constants(model: ir.Model) -> bool:
+    """Whether a model's constants are kept in a file beside it."""
+    return sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None) > _EXTERNAL_BYTES
+
+
 def save_model(model: ir.Model, path: Path) -> None:
     """Write a model, with its constants in a file beside it where they are large."""
-    constant_bytes = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
-    if constant_bytes > _EXTERNAL_BYTES:
+    if has_large_constants(model):
         ir.save(model, path, external_data=f"{path.name}.data")
     else:
         ir.save(model, path)

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import __version__
 from .console import print_json as _print_json
@@ -17,6 +17,9 @@ from .console import say as _say
 from .console import table as _table
 from .errors import ERROR, OK, USAGE, VERIFICATION_FAILED, BudgetInfeasible, OnnxRematError, UsageError
 from .units import format_bytes
+
+if TYPE_CHECKING:
+    from .artifact import Artifact
 
 _STRATEGIES = (
     "auto, keep_all, chen_sqrt, chen_greedy, griewank, rotor, mincut_knapsack, checkmate_lp, checkmate_ilp, moccasin or "
@@ -331,7 +334,7 @@ def _compile(options: argparse.Namespace) -> int:
     if options.json:
         _print_json(result)
     else:
-        _print_artifact(artifact.manifest, str(options.output))
+        _print_artifact(artifact, str(options.output))
     return OK
 
 
@@ -352,7 +355,8 @@ def compile_figures(manifest: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _print_artifact(manifest: dict[str, Any], where: str) -> None:
+def _print_artifact(artifact: Artifact, where: str) -> None:
+    manifest = artifact.manifest
     memory, time, plan = manifest["memory"], manifest["time"], manifest["plan"]
     overhead = time["seconds_predicted"] / time["seconds_unscheduled"] - 1 if time["seconds_unscheduled"] else 0.0
     gap = time["seconds_predicted"] / time["seconds_lower_bound"] - 1 if time["seconds_lower_bound"] else 0.0
@@ -363,6 +367,7 @@ def _print_artifact(manifest: dict[str, Any], where: str) -> None:
             "peak, predicted",
             f"{format_bytes(memory['peak_predicted_bytes'])} (unscheduled {format_bytes(memory['peak_unscheduled_bytes'])})",
         ),
+        ("allocator", artifact.allocator),
         ("of which resident", f"{format_bytes(memory['resident_bytes'])} (parameters, gradients, optimizer, batch)"),
         ("step time, predicted", f"{time['seconds_predicted']:.4g} s, {overhead:+.1%} over unscheduled ({time['costs']} costs)"),
         ("proven gap", f"at most {gap:.1%} above the fastest plan for this budget"),
@@ -387,7 +392,8 @@ def _verdict(checked: dict[str, Any]) -> str:
     parts = ["bit-equal to the unscheduled step" if checked["bitwise_equal"] else "NOT bit-equal"]
     parts.append(f"{torch:.1e} from torch" if torch is not None else "not compared with torch")
     if checked["peak_measured_bytes"] is not None:
-        parts.append(f"measured peak {format_bytes(checked['peak_measured_bytes'])}")
+        allocator = f" ({checked['allocator']})" if checked.get("allocator") else ""
+        parts.append(f"measured peak {format_bytes(checked['peak_measured_bytes'])}{allocator}")
     return ("passed: " if checked["passed"] else "FAILED: ") + ", ".join(parts)
 
 
@@ -508,7 +514,7 @@ def _inspect(options: argparse.Namespace) -> int:
     if options.json:
         _print_json(manifest)
         return OK
-    _print_artifact(manifest, str(options.artifact))
+    _print_artifact(artifact, str(options.artifact))
     roles = manifest["roles"]
     optimizer = manifest["optimizer"]
     _table(

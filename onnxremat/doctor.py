@@ -88,11 +88,12 @@ def _packages() -> list[Finding]:
 
 
 def _compiled() -> Finding:
-    """The two inner loops of planning."""
-    from .placement.compaction import compiled
+    """The inner loops of planning."""
+    from .placement import compaction, offsets
     from .scheduler.annealer import library
 
-    missing = [name for name, found in (("annealer", library()), ("arena", compiled())) if found is None]
+    loops = (("annealer", library()), ("arena", compaction.compiled()), ("offsets", offsets.compiled()))
+    missing = [name for name, found in loops if found is None]
     if missing:
         return Finding(
             "compiled planning",
@@ -100,7 +101,7 @@ def _compiled() -> Finding:
             f"without {' and '.join(missing)}: planning does some hundred times fewer moves",
             "install a C compiler, then onnxremat again",
         )
-    return Finding("compiled planning", "ok", "annealer and arena are compiled")
+    return Finding("compiled planning", "ok", "annealer, arena and offsets are compiled")
 
 
 def _spill() -> Finding:

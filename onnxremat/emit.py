@@ -24,7 +24,8 @@ CLONE_OF = "onnxremat.recompute_of"
 SEPARATOR = "@"
 #: Buffers up to this many bytes are small: they live in a pen of their own, and are not worth a node that frees them early.
 SMALL_BYTES = 64 * 1024
-_HELPER = "onnxremat.helper"
+#: Metadata of nodes that are there for order or placement only.
+HELPER = "onnxremat.helper"
 #: Elements of the fence behind the pen where order is forced by tokens: four granules of the arena.
 _WIDE_FENCE = 256
 
@@ -112,7 +113,7 @@ def _lay_out(
     _free_unread(graph, target)
     _protect_overwritten(graph, target)
     if target.tokens:
-        order_by_tokens(graph, _HELPER)
+        order_by_tokens(graph, HELPER)
     if pen_bytes:
         _fence_pen(graph, pen_bytes, target)
     if target.tokens:
@@ -131,7 +132,6 @@ def _copy_value(value: ir.Value, latest: dict[int, ir.Value]) -> ir.Value:
 
 def _run(node: ir.Node, latest: dict[int, ir.Value], count: int) -> ir.Node:
     """One run of a node, reading the latest instance of each input; count 0 is the original."""
-    suffix = f"{SEPARATOR}{count}" if count else ""
     metadata = dict(node.metadata_props)
     if count:
         metadata[CLONE_OF] = str(node.name)
@@ -141,14 +141,19 @@ def _run(node: ir.Node, latest: dict[int, ir.Value], count: int) -> ir.Node:
         [None if v is None else latest[id(v)] for v in node.inputs],
         list(node.attributes.values()),
         num_outputs=len(node.outputs),
-        name=f"{node.name}{suffix}",
+        name=instance_name(str(node.name), count),
         metadata_props=metadata,
     )
     for old, new in zip(node.outputs, made.outputs, strict=True):
-        new.name = f"{old.name}{suffix}" if old.name else ""
+        new.name = instance_name(old.name, count) if old.name else ""
         new.shape, new.type = old.shape, old.type
         latest[id(old)] = new
     return made
+
+
+def instance_name(name: str, run: int) -> str:
+    """What a node or value of the unscheduled graph is called in its ``run``-th run, counted from 0."""
+    return f"{name}{SEPARATOR}{run}" if run else name
 
 
 def _protect_overwritten(graph: ir.Graph, target: Target) -> None:
@@ -215,7 +220,7 @@ def _depend(op: GraphBuilder, write: ir.Node, readers: Sequence[ir.Node]) -> Non
     assert value is not None
     op.before = write
     op.forget()
-    op.metadata = {_HELPER: str(write.name), PHASE: write.metadata_props[PHASE]}
+    op.metadata = {HELPER: str(write.name), PHASE: write.metadata_props[PHASE]}
     first = op.wrap(value)
     sizes = [op("Size", next(v for v in n.outputs if v.name)) for n in readers]
     token = op("Min", *sizes, np.zeros(first.rank, np.int64))
@@ -246,7 +251,7 @@ def _free_unread(graph: ir.Graph, target: Target) -> None:
                 value.name = ""
             elif nbytes(value) > SMALL_BYTES and not target.tokens:
                 size = ir.node(
-                    "Size", [value], name=f"free:{value.name}", metadata_props={_HELPER: "free", PHASE: node.metadata_props[PHASE]}
+                    "Size", [value], name=f"free:{value.name}", metadata_props={HELPER: "free", PHASE: node.metadata_props[PHASE]}
                 )
                 size.outputs[0].name = f"{value.name}:size"
                 size.outputs[0].shape, size.outputs[0].type = ir.Shape([]), ir.TensorType(ir.DataType.INT64)
@@ -257,7 +262,7 @@ def _fence_pen(graph: ir.Graph, pen_bytes: int, target: Target) -> None:
     """Make a block of memory first, put a small tensor that lives to the end behind it, and free the block: a pen for small buffers."""
     first = next(iter(graph))
     op = GraphBuilder(graph, prefix="pen_", before=first)
-    op.metadata = {_HELPER: "pen", PHASE: FORWARD}
+    op.metadata = {HELPER: "pen", PHASE: FORWARD}
     size = op.const(np.asarray([pen_bytes // 4], np.int64))
     if target.tokens:  # a block of constant size would be a constant itself in a default session, and kept during the whole step
         size = op.node("Reshape", size, op("Min", op("Size", graph.inputs[0]), np.zeros(1, np.int64)), like=[size])[0]
@@ -272,7 +277,7 @@ def _fence_pen(graph: ir.Graph, pen_bytes: int, target: Target) -> None:
 
 def is_helper(node: ir.Node) -> bool:
     """Whether a node is there for order or placement only."""
-    return _HELPER in node.metadata_props or is_wait(node)
+    return HELPER in node.metadata_props or is_wait(node)
 
 
-__all__ = ["CLONE_OF", "Emitted", "emit", "is_helper"]
+__all__ = ["CLONE_OF", "HELPER", "Emitted", "emit", "instance_name", "is_helper", "lay_out"]

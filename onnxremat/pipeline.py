@@ -14,13 +14,13 @@ from typing import Any
 import onnx
 
 from . import artifact as files
-from .artifact import Artifact, file_digests, save_checkpoint, save_model
+from .artifact import Artifact, file_digests, has_large_constants, save_checkpoint, save_model
 from .copies import STREAM, cpu_copy
 from .costs import analytic_costs, measured_costs
 from .costs.analytic import GPU
 from .costs.transfer import Swap, swap_channel, swap_note
 from .costs.workspace import gpu_workspace, heap_bytes
-from .emit import Emitted, emit, is_helper, lay_out
+from .emit import Emitted, emit, instance_name, is_helper, lay_out
 from .errors import ArtifactError, UsageError, VerificationFailed
 from .eval_batch import open_batch
 from .eval_graph import eval_model, evaluation_form
@@ -30,6 +30,7 @@ from .exporters.sources import Feeds, source_feeds
 from .files import whole_folder, write_json
 from .nchwc import NCHWC, resolve_layout
 from .optimizers import Optimizer, optimizer_models
+from .placement import Placement
 from .problem import Costs, scheduling_problem
 from .progress import Interruption, planning_messages
 from .runtime.arena import arena_settings
@@ -37,7 +38,7 @@ from .runtime.cuda import Cuda, available, provider_options, require_cuda
 from .runtime.ort import STOCK_PACKAGES, TRAINING_PACKAGES, require_training_package
 from .runtime.placement import predicted
 from .runtime.session import LEVELS, SESSION_OPTIONS, Options, execution_streams
-from .schedule import OPTIMIZER_BYTES, Scheduled, Search, needed_budget, schedule, schedule_smallest, schedule_unscheduled
+from .schedule import OPTIMIZER_BYTES, Scheduled, Search, fit_arena_alone, needed_budget, schedule, schedule_smallest, schedule_unscheduled
 from .scheduler import Plan, Problem, evaluate
 from .spill import DOMAIN
 from .targets import ORT_TRAINING, SPILL_SUFFIX, Target, target_named
@@ -197,7 +198,7 @@ def compile_graphs(
         costs = node_costs(training, staging / files.UNSCHEDULED, request, progress)
         problem = replace(training_problem(training, costs, request.source, target), transfer=channel)
         unscheduled = schedule_unscheduled(problem)
-        search = Search(request.strategy, request.time_limit, request.seed, request.work_limit)
+        search = Search(request.strategy, request.time_limit, request.seed, request.work_limit, fixed=can_fix(training, target))
         begin = time.perf_counter()
         tell = planning_messages(unscheduled.plan.seconds, "s", progress)
         with Interruption(progress) as interruption:
@@ -238,6 +239,8 @@ def compile_graphs(
             {name: training.weights[name] for name in training.trainable if name in trained},
             {name: array for name, array in training.weights.items() if name not in trained} | _zeros(training),
         )
+        if scheduled.placement.offsets:
+            write_json(staging / files.OFFSETS, offsets_by_name(problem, scheduled.placement))
         problem.save(staging / files.PROBLEM)
         scheduled.plan.save(staging / files.PLAN)
         manifest = _manifest(training, forward_outputs, problem, scheduled, emitted, request, costs, solve_seconds)
@@ -253,6 +256,17 @@ def compile_graphs(
 
         write_report(Artifact.load(staging), staging / files.REPORT)
     return Artifact.load(output)
+
+
+def can_fix(training: TrainingGraph, target: Target) -> bool:
+    """Whether tensors may get offsets of their own: the order must be the file's, and the model one that the runner can extend."""
+    native = all(v.dtype is None or v.dtype.numpy().isbuiltin == 1 for node in training.graph for v in node.outputs)
+    return target == ORT_TRAINING and native and not has_large_constants(training.model)
+
+
+def offsets_by_name(problem: Problem, placement: Placement) -> dict[str, int]:
+    """The offsets of a placement under the names that tensors have in the scheduled graph."""
+    return {instance_name(problem.tensors[tensor].name, run): offset for (tensor, run), offset in placement.offsets.items()}
 
 
 def _zeros(training: TrainingGraph) -> dict[str, Any]:
@@ -323,7 +337,8 @@ def _manifest(
     costs: Costs,
     solve_seconds: float,
 ) -> dict[str, Any]:
-    plan = scheduled.plan
+    plan, placement = scheduled.plan, scheduled.placement
+    alone = fit_arena_alone(problem, plan) if placement.block_bytes else scheduled
     return {
         "format": files.FORMAT,
         "version": files.VERSION,
@@ -351,11 +366,14 @@ def _manifest(
             "resident": dict(problem.resident),
             "resident_bytes": problem.resident_bytes,
             "runtime_bytes": problem.resident["runtime"],
+            "allocator": "fixed offsets" if placement.block_bytes else "best-fit arena",
             "arena_bytes": scheduled.arena_bytes,
+            "block_bytes": placement.block_bytes,
             "peak_predicted_bytes": scheduled.peak_bytes,
             "peak_live_bytes": plan.peak_bytes,
             "peak_unscheduled_bytes": scheduled.peak_unscheduled_bytes,
-            "fragmentation": scheduled.placement.fragmentation,
+            "peak_arena_alone_bytes": alone.peak_bytes,
+            "fragmentation": placement.fragmentation,
         },
         "time": {
             "costs": costs.origin,
@@ -372,7 +390,7 @@ def _manifest(
             "clones": list(emitted.clones),
         },
         "session_options": SESSION_OPTIONS,
-        "arena": arena_settings(scheduled.arena_bytes),
+        "arena": arena_settings(alone.arena_bytes),
         "threads": request.threads,
         "conv_layout": "nchwc" if NCHWC in training.graph.opset_imports else "nchw",
         "versions": {

@@ -145,7 +145,7 @@ def write_report(artifact: Artifact, path: Path) -> None:
         verification=_verification(manifest),
         trainer_snippet=escape(trainer_snippet(artifact)),
         elsewhere=_elsewhere(artifact),
-        source=_source(manifest),
+        source=_source(artifact),
     )
     write_text(path, text)
 
@@ -426,15 +426,18 @@ def _elsewhere(artifact: Artifact) -> str:
         )
     if manifest["update"] == "fused":
         return '<p class="soft">Its parameters are updated within the step, which ONNX Runtime\'s own training API has no part in.</p>'
+    alone = manifest["memory"].get("peak_arena_alone_bytes", 0)
+    more = f" An arena without fixed offsets takes {format_bytes(alone)}." if alone > manifest["memory"]["budget_bytes"] else ""
     return (
         "<p>With ONNX Runtime's own training API, which needs neither onnxremat nor the model's source:</p>\n"
         f'<pre><code class="api">{escape(api_snippet(artifact))}</code></pre>\n'
         '<p class="soft">Order and recomputes hold under the session options above; other options compute the same numbers but may need more '
-        "memory.</p>"
+        f"memory.{more}</p>"
     )
 
 
-def _source(manifest: Mapping[str, Any]) -> str:
+def _source(artifact: Artifact) -> str:
+    manifest = artifact.manifest
     source, optimizer = manifest["source"], manifest["optimizer"]
     numbers = {name: value for name, value in optimizer.items() if isinstance(value, float | int) and value}
     used = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in numbers.items())
@@ -447,6 +450,7 @@ def _source(manifest: Mapping[str, Any]) -> str:
         ("Labels", ", ".join(manifest["labels"]) or "none"),
         ("Optimizer", f"{optimizer['name']} ({used}), {manifest['update']}"),
         ("Strategy", f"{manifest['plan']['strategy']}, planned in {_seconds(manifest['time']['solve_seconds'])}"),
+        ("Allocator", artifact.allocator),
         ("Costs", str(manifest["time"]["costs"])),
         ("Threads", str(manifest["threads"] or "the runtime's default")),
         ("Tensors", ", ".join(f"{count} {name}" for name, count in counts.items())),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from .errors import BudgetInfeasible, OnnxRematError
-from .placement import GRANULE, MOVES, UNLIMITED, ArenaExhausted, Placement, bookkeeping_bytes, capacity_within, compact, place
+from .placement import GRANULE, MOVES, UNLIMITED, ArenaExhausted, Placement, bookkeeping_bytes, capacity_within, compact, place, place_fixed
 from .progress import Interruption
 from .scheduler import (
     Infeasible,
@@ -33,6 +33,8 @@ _ARENA_SLACK_BYTES, _ARENA_SLACK_SHARE = 2**20, 0.0025
 _LIVE_SHARE = 0.985
 #: Seconds that moving runs for a better placement may take, and their share of the time limit.
 _COMPACT_SECONDS, _COMPACT_SHARE = 10.0, 1 / 24
+#: The same for the choice of what gets an offset of its own, and where; seconds at least and at most.
+_FIXED_SECONDS, _FIXED_SHARE = (0.5, 5.0), 1 / 60
 #: Shares of the time limit: of each search for a limit that suits the arena, and of the last resort where none was found.
 _FIND_SHARE, _LAST_SHARE = 1 / 16, 1 / 3
 #: Rounds of moving runs in the last resort, and moves of each.
@@ -60,17 +62,19 @@ class Search:
         time_limit: seconds that planning may take.
         seed: source of chance.
         work_limit: moves of each local search; None for as many as are worth it.
+        fixed: where the arena alone does not suffice, tensors may have offsets of their own (``onnxremat.placement.fixed``).
     """
 
     strategy: str = "auto"
     time_limit: float = 60.0
     seed: int = 0
     work_limit: int | None = None
+    fixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A plan that fits, with its place in memory."""
+    """A plan that fits, with its place in memory; ``arena_bytes`` is the capacity of the arena."""
 
     plan: Plan
     placement: Placement
@@ -81,13 +85,17 @@ class Scheduled:
 
 def schedule_unscheduled(problem: Problem) -> Scheduled:
     """The base order in the smallest arena that holds it."""
-    return _unlimited(problem, plan_from_sequence(problem, range(len(problem.ops)), UNLIMITED))
+    return fit_arena_alone(problem, plan_from_sequence(problem, range(len(problem.ops)), UNLIMITED))
 
 
-def needed_budget(problem: Problem, capacity: int) -> int:
-    """The smallest budget within which an arena of this capacity, or of the smallest one that is made, is a hard limit."""
+def needed_budget(problem: Problem, capacity: int, block_bytes: int = 0) -> int:
+    """The smallest budget within which an arena of this capacity, or of the smallest one that is made, is a hard limit.
+
+    ``block_bytes`` are those of tensors at fixed offsets, beside it.
+    """
     capacity = max(capacity, OPTIMIZER_BYTES)
-    return max(problem.resident_bytes + capacity + bookkeeping_bytes(capacity) + 2 * GRANULE, problem.optimizer_peak_bytes)
+    held = problem.resident_bytes + block_bytes
+    return max(held + capacity + bookkeeping_bytes(capacity) + 2 * GRANULE, problem.optimizer_peak_bytes)
 
 
 def _slack(arena_bytes: int) -> int:
@@ -97,7 +105,8 @@ def _slack(arena_bytes: int) -> int:
 def _peak_at(problem: Problem, placement: Placement, capacity: int | None = None) -> int:
     """The step's peak in an arena of this capacity, or of the smallest sensible one."""
     capacity = placement.arena_bytes + _slack(placement.arena_bytes) if capacity is None else capacity
-    return max(problem.resident_bytes + placement.arena_bytes + bookkeeping_bytes(capacity), problem.optimizer_peak_bytes)
+    held = problem.resident_bytes + placement.block_bytes
+    return max(held + placement.arena_bytes + bookkeeping_bytes(capacity), problem.optimizer_peak_bytes)
 
 
 def schedule(
@@ -125,7 +134,7 @@ def schedule(
     """
     interruption = interruption or Interruption()
     if search.strategy in ("auto", "keep_all"):
-        fitting = _fit(problem, plan_from_sequence(problem, range(len(problem.ops)), UNLIMITED, search.strategy), budget)
+        fitting = _fit(problem, plan_from_sequence(problem, range(len(problem.ops)), UNLIMITED, search.strategy), budget, search)
         if fitting is not None:
             return fitting
     planning = _Planning(problem, budget, search, progress, interruption)
@@ -161,6 +170,9 @@ class _Planning:
         self.bound_seconds = min(_BOUND_SECONDS, _BOUND_SHARE * search.time_limit)
         self.capacity = capacity_within(budget - problem.resident_bytes)
         self.room = self.capacity - _slack(self.capacity)
+        # The most live bytes that can be hoped for: where tensors have fixed offsets, only the arena beside them needs tables.
+        beside = budget - needed_budget(problem, 0) + OPTIMIZER_BYTES - _slack(OPTIMIZER_BYTES)
+        self.most = problem.resident_bytes + self.room if not search.fixed else max(problem.resident_bytes + self.room, beside)
         self._begin = time.monotonic()
         self._deadline = self._begin + search.time_limit - self.bound_seconds
         self._tries = 0
@@ -190,7 +202,7 @@ class _Planning:
             if isinstance(plan, Infeasible):
                 self.proven = plan.lower_bound_bytes
                 self._tightest = max(self._tightest, plan.minimum_budget_bytes)
-                if plan.minimum_budget_bytes > floor + self.room:
+                if plan.minimum_budget_bytes > self.most:
                     break
             if self.interruption.asked and self._tries >= _LEAST_TRIES:
                 break
@@ -242,7 +254,7 @@ class _Planning:
         most = max(plan.peak_bytes, self.problem.resident_bytes + self.room)
         patience = max(1.0, min(_COMPACT_SECONDS, _COMPACT_SHARE * self.search.time_limit))
         compacted = _compacted(self.problem, plan, max(limit, most), most, self.room, patience, seed, self.capacity)
-        return _fit(self.problem, compacted, self.budget)
+        return _fit(self.problem, compacted, self.budget, self.search)
 
     def _last_resort(self) -> Scheduled | None:
         """The tightest plan, where that one fits; it is what the smallest budget named in an error rests on, so that this one is found again."""
@@ -253,8 +265,8 @@ class _Planning:
             plan = _solve(self.problem, self._tightest, self.search, _LAST_SHARE * self.search.time_limit)
         if isinstance(plan, Plan):
             tight = _squeezed(self.problem, plan, self.search)
-            self.smallest = needed_budget(self.problem, tight.arena_bytes)
-            self.best, self._fits = _fit(self.problem, tight.plan, self.budget), tight.plan.peak_bytes
+            self.smallest = _needed(self.problem, tight)
+            self.best, self._fits = _fit(self.problem, tight.plan, self.budget, self.search), tight.plan.peak_bytes
         return self.best
 
     def _tell(self, found: Progress) -> None:
@@ -272,15 +284,15 @@ def schedule_smallest(
     """The fastest plan found within the smallest budget found; the plan's budget is what it needs."""
     plain = schedule_unscheduled(problem)
     squeezed = _squeezed(problem, smallest_plan(problem, _LAST_SHARE * search.time_limit, search.seed), search)
-    tight = min((plain, squeezed), key=lambda s: needed_budget(problem, s.arena_bytes))
-    budget = needed_budget(problem, tight.arena_bytes)
+    tight = min((plain, squeezed), key=lambda s: _needed(problem, s))
+    budget = _needed(problem, tight)
     if tight is plain:
         return replace(plain, plan=replace(plain.plan, budget_bytes=budget, strategy=search.strategy))
     try:
         found = schedule(problem, budget, search, progress, interruption)
     except BudgetInfeasible:
         found = tight
-    needed = min(budget, needed_budget(problem, found.arena_bytes))
+    needed = min(budget, _needed(problem, found))
     return replace(found, plan=replace(found.plan, budget_bytes=needed))
 
 
@@ -289,20 +301,31 @@ def _squeezed(problem: Problem, plan: Plan, search: Search) -> Scheduled:
 
     The work is counted in moves and not in seconds, as far as the time limit allows: what is named as the smallest budget must be found again.
     """
-    best = _unlimited(problem, plan)
+    best = _smaller(problem, plan, search)
     deadline = time.monotonic() + _LAST_SHARE * search.time_limit
     for k in range(_ROUNDS):
         left = deadline - time.monotonic()
         if left <= 0:
             break
         plan = _compacted(problem, plan, UNLIMITED, plan.peak_bytes, 0, left, search.seed + k, moves=_ROUND_MOVES)
-        best = min(best, _unlimited(problem, plan), key=lambda found: found.arena_bytes)
+        best = min(best, fit_arena_alone(problem, plan), key=lambda found: _needed(problem, found))
     return replace(best, plan=replace(best.plan, strategy=search.strategy))
 
 
-def _unlimited(problem: Problem, plan: Plan) -> Scheduled:
-    """A plan in the smallest arena that holds it."""
-    fitting = _fit(problem, plan, UNLIMITED)
+def _needed(problem: Problem, scheduled: Scheduled) -> int:
+    return needed_budget(problem, scheduled.arena_bytes, scheduled.placement.block_bytes)
+
+
+def _smaller(problem: Problem, plan: Plan, search: Search) -> Scheduled:
+    """A plan in the smallest arena that holds it, or with a block beside a smaller one where that takes less."""
+    alone = fit_arena_alone(problem, plan)
+    beside = fit_with_block(problem, plan, UNLIMITED, search) if search.fixed else None
+    return alone if beside is None else min(alone, beside, key=lambda found: _needed(problem, found))
+
+
+def fit_arena_alone(problem: Problem, plan: Plan) -> Scheduled:
+    """A plan in the smallest arena that holds it without a block beside, whatever the budget."""
+    fitting = _fit_arena(problem, plan, UNLIMITED)
     assert fitting is not None, "an arena of twice the size holds any schedule"
     return fitting
 
@@ -344,7 +367,41 @@ def _solve(
         raise OnnxRematError(str(error)) from error
 
 
-def _fit(problem: Problem, plan: Plan, budget: int) -> Scheduled | None:
+def _fit(problem: Problem, plan: Plan, budget: int, search: Search) -> Scheduled | None:
+    """The plan within the budget, or None.
+
+    An arena alone comes first, since every user of an artifact can have one; a block beside it where that does not suffice.
+    """
+    alone = _fit_arena(problem, plan, budget)
+    if alone is not None or not search.fixed or plan.peak_bytes > budget:
+        return alone
+    beside = fit_with_block(problem, plan, budget, search)
+    return beside if beside is not None and _needed(problem, beside) <= budget else None
+
+
+def _arena_beside(fill: int) -> int:
+    """The capacity of an arena beside a block that is to be filled with so many bytes."""
+    return max(fill + _slack(fill), OPTIMIZER_BYTES)
+
+
+def fit_with_block(problem: Problem, plan: Plan, budget: int, search: Search) -> Scheduled | None:
+    """The plan with fixed offsets for large tensors and the arena for the rest, whether within the budget or not; None where it swaps.
+
+    The block is there whole from the beginning, so block, capacity and bookkeeping together are a hard limit.
+    """
+    if plan.swapped_tensors:
+        return None
+    target = budget - problem.resident_bytes - 2 * GRANULE if budget < UNLIMITED else 0
+    shortest, longest = _FIXED_SECONDS
+    seconds = max(shortest, min(longest, _FIXED_SHARE * search.time_limit))
+    try:
+        placement, capacity = place_fixed(problem, plan.sequence, _arena_beside, target, seconds, search.seed)
+    except ArenaExhausted:
+        return None
+    return Scheduled(replace(plan, budget_bytes=budget), placement, capacity, _peak_at(problem, placement, capacity))
+
+
+def _fit_arena(problem: Problem, plan: Plan, budget: int) -> Scheduled | None:
     """The plan in the smallest arena that holds it, or None where that exceeds the budget.
 
     A larger arena can place buffers worse, so the capacity is part of the simulation; capacity and bookkeeping together stay within the

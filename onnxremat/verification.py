@@ -18,6 +18,7 @@ from .errors import OnnxRematError
 from .exporters import ExportError, Loss, build_module
 from .optimizers import STEP
 from .runtime import worker
+from .runtime.block import Block, fixed_session
 from .runtime.cuda import Cuda, Slab, available, require_cuda
 from .runtime.session import BoundSession, Options, make_session, with_dropout_seeds, with_extra_outputs
 from .training_graph import GRADIENT_BUFFER, LAZY_RESET
@@ -56,6 +57,7 @@ class Verification:
         by rounding.
         peak_measured_bytes: peak of a capped run in a process of its own; None where it was not measured.
         within_budget: whether that is within the budget; None on a GPU, where it contains the runtime's libraries.
+        allocator: how the step's buffers got their memory there.
         reason: why it did not pass, or why a comparison was left out.
     """
 
@@ -68,6 +70,7 @@ class Verification:
     peak_measured_bytes: int | None = None
     within_budget: bool | None = None
     reason: str = ""
+    allocator: str = ""
 
 
 def verify_artifact(
@@ -125,6 +128,7 @@ def verify_artifact(
         peak_measured_bytes=peak,
         within_budget=within,
         reason="; ".join(reasons),
+        allocator=artifact.manifest["memory"].get("allocator", ""),
     )
 
 
@@ -161,7 +165,9 @@ class _Run:
             model = with_extra_outputs(model, outputs)
         if where.twin:
             model = bytes(cpu_twin(onnx.load_from_string(model)).SerializeToString())
-        self.session = BoundSession(make_session(model, Options(threads=threads, cuda=where.cuda)))
+        options = Options(threads=threads, cuda=where.cuda)
+        self._block = Block.of(artifact) if name == TRAINING and not outputs and where == Where() else None
+        self.session = BoundSession(make_session(model, options)) if self._block is None else fixed_session(model, self._block, options)
         weights = artifact.parameters()
         self.in_place = artifact.target.in_place
         self.arrays: dict[str, Array] = {}

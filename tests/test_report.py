@@ -116,6 +116,7 @@ def make_artifact(folder: Path, problem: Problem, plan: Plan, **changes: Any) ->
         "memory": {
             "budget_bytes": plan.budget_bytes,
             "resident_bytes": problem.resident_bytes,
+            "arena_bytes": 8 * MIB,
             "peak_predicted_bytes": plan.peak_bytes + MIB,
             "peak_unscheduled_bytes": plan.peak_unscheduled_bytes + 3 * MIB,
         },
@@ -172,6 +173,7 @@ def test_headline_numbers(tmp_path: Path, plan: Plan) -> None:
         f"Peak, predicted {format_bytes(plan.peak_bytes + MIB)}",
         f"unscheduled {format_bytes(plan.peak_unscheduled_bytes + 3 * MIB)}",
         "Peak, measured not measured",
+        "Allocator best-fit arena of 8.0 MiB",
         f"Step time, predicted {1000 * plan.seconds:.0f} ms",
         f"Overhead {overhead:.1f} %",
         f"gap {100 * plan.gap:.1f} %",

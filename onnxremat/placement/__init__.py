@@ -1,6 +1,7 @@
 """A schedule's buffers in the runtime's arena: where they end up, and how to make them need less."""
 
 from .compaction import MOVES, compact
+from .fixed import place_fixed
 from .offsets import Offsets, OverlappingBuffers, assign_offsets, check_offsets, live_bytes, step_buffers
 from .simulate import (
     GRANULE,
@@ -34,6 +35,7 @@ __all__ = [
     "compact",
     "live_bytes",
     "place",
+    "place_fixed",
     "rounded",
     "step_buffers",
 ]

@@ -7,8 +7,8 @@ release is known, so the placement can be simulated; kernel scratch is modelled 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ..emit import SMALL_BYTES
 from ..errors import OnnxRematError
@@ -107,20 +107,30 @@ class Placement:
         arena_bytes: the arena up to its highest used address: what becomes resident.
         live_bytes: the most bytes in use at one time.
         pen_bytes: size of the pen for small buffers.
+        block_bytes: the block beside the arena, in which tensors have offsets of their own (``onnxremat.placement.fixed``); 0 for none.
+        offsets: where these are in the block, by tensor and number of the run that makes it.
     """
 
     arena_bytes: int
     live_bytes: int
     pen_bytes: int
+    block_bytes: int = 0
+    offsets: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
     @property
     def fragmentation(self) -> float:
-        """How much more the arena takes than the buffers alive: 0.03 is 3 % more."""
-        return self.arena_bytes / self.live_bytes - 1 if self.live_bytes else 0.0
+        """How much more arena and block take than the buffers alive: 0.03 is 3 % more."""
+        return (self.arena_bytes + self.block_bytes) / self.live_bytes - 1 if self.live_bytes else 0.0
 
 
 def place(problem: Problem, sequence: Sequence[int], capacity: int, overflow: bool = False) -> Placement:
-    """Simulate the arena of ``capacity`` bytes over a sequence of runs.
+    """Simulate the arena of ``capacity`` bytes over a sequence of runs; see :func:`place_buffers`."""
+    workspaces = [problem.ops[op].workspace_bytes for op in sequence]
+    return place_buffers(buffer_lifetimes(problem, sequence), workspaces, capacity, overflow)
+
+
+def place_buffers(buffers: Sequence[Buffer], workspaces: Sequence[int], capacity: int, overflow: bool = False) -> Placement:
+    """Simulate the arena of ``capacity`` bytes over steps that need so much workspace each.
 
     Small buffers get a pen of their own: at the start of the step a block of ``pen_bytes`` is allocated, then a one-granule fence that
     stays, then the
@@ -131,25 +141,23 @@ def place(problem: Problem, sequence: Sequence[int], capacity: int, overflow: bo
         ArenaExhausted: the schedule does not fit; with ``overflow`` its arena is more than ``capacity`` instead (see BestFitArena).
     """
     arena = BestFitArena(capacity, overflow)
-    buffers = buffer_lifetimes(problem, sequence)
-    born: list[list[int]] = [[] for _ in sequence]
-    dies: list[list[int]] = [[] for _ in sequence]
+    born: list[list[int]] = [[] for _ in workspaces]
+    dies: list[list[int]] = [[] for _ in workspaces]
     for number, buffer in enumerate(buffers):
         born[buffer.first].append(number)
-        if buffer.last < len(sequence):
+        if buffer.last < len(workspaces):
             dies[buffer.last].append(number)
-    pen_bytes = _pen_bytes(buffers, len(sequence))
+    pen_bytes = _pen_bytes(buffers, len(workspaces))
     pen = arena.allocate(pen_bytes)
     arena.allocate(GRANULE)
     arena.release(pen)
     offsets: dict[int, int] = {}
     live = GRANULE
     peak = live + pen_bytes
-    for step, op in enumerate(sequence):
+    for step, workspace in enumerate(workspaces):
         for number in born[step]:
             offsets[number] = arena.allocate(buffers[number].bytes)
             live += rounded(buffers[number].bytes)
-        workspace = problem.ops[op].workspace_bytes
         if workspace:
             arena.release(arena.allocate(workspace))
         peak = max(peak, live + (rounded(workspace) if workspace else 0))
@@ -175,11 +183,15 @@ def _pen_bytes(buffers: Sequence[Buffer], steps: int) -> int:
 
 @dataclass(slots=True)
 class Buffer:
-    """A buffer of a schedule: allocated at step ``first``, released after step ``last`` (beyond the end: held)."""
+    """A buffer of a schedule: allocated at step ``first``, released after step ``last`` (beyond the end: held).
+
+    ``values`` are the tensors that are made in it, one after another: index, and which run of its producer makes it, counted from 0.
+    """
 
     first: int
     last: int
     bytes: int
+    values: tuple[tuple[int, int], ...] = ()
 
 
 def buffer_lifetimes(problem: Problem, sequence: Sequence[int]) -> list[Buffer]:
@@ -193,15 +205,16 @@ def buffer_lifetimes(problem: Problem, sequence: Sequence[int]) -> list[Buffer]:
     first: list[int] = []
     last: list[int] = []
     size: list[int] = []
+    made: list[tuple[int, int]] = []
     outputs: set[int] = set()
     read: set[int] = set()
     absent: set[int] = set()
     pairs: list[tuple[int, int, int]] = []
-    ran: set[int] = set()
+    runs: dict[int, int] = {}
     for step, op in enumerate(sequence):
         spec = problem.ops[op]
-        reads = (problem.index.again_reads if op in ran else problem.index.first_reads)[op]
-        ran.add(op)
+        reads = (problem.index.again_reads if op in runs else problem.index.first_reads)[op]
+        run = runs[op] = runs.get(op, -1) + 1
         for tensor in reads:
             if tensor in held:
                 last[held[tensor]] = step
@@ -218,6 +231,7 @@ def buffer_lifetimes(problem: Problem, sequence: Sequence[int]) -> list[Buffer]:
                 first.append(step)
                 last.append(step)
                 size.append(tensors[tensor].bytes)
+                made.append((tensor, run))
                 if position in optional:
                     absent.add(held[tensor])
                 if tensor in sources:
@@ -227,11 +241,12 @@ def buffer_lifetimes(problem: Problem, sequence: Sequence[int]) -> list[Buffer]:
     end = len(sequence)
     absent -= read | outputs
     stays = {i for i in range(len(first)) if i in outputs or (i not in read and size[i] <= SMALL_BYTES)}
-    buffers = [Buffer(first[i], end if i in stays else last[i], size[i]) for i in range(len(first))]
+    buffers = [Buffer(first[i], end if i in stays else last[i], size[i], (made[i],)) for i in range(len(first))]
     merged: set[int] = set()
     for step, source, target in reversed(pairs):
         dying = last[source] == step and source not in outputs and first[source] < step and target not in outputs
         if dying and size[source] == size[target] and target not in merged:
             buffers[source].last = buffers[target].last
+            buffers[source].values += buffers[target].values
             merged.add(target)
     return [buffer for number, buffer in enumerate(buffers) if number not in merged and number not in absent]

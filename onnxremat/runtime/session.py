@@ -201,6 +201,10 @@ class BoundSession:
             self._binding.bind_cpu_input(name, array)
         self._bind_replaced()
 
+    def bind_output_memory(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int], address: int) -> None:
+        """Let the runtime write an output that is none of ``outputs`` to memory of the caller's, which must outlive the runs."""
+        self._binding.bind_output(name, "cpu", 0, np.dtype(dtype).type, list(shape), address)
+
     def _bind_replaced(self) -> None:
         for output, name in self._replaces.items():
             array = self._held.get(name)
@@ -243,7 +247,6 @@ class BoundSession:
 
     def _release_outputs(self) -> None:
         """Outputs live in the arena: let them go, or the next step finds less room."""
-        self._binding.clear_binding_outputs()
         for name in self.outputs:
             self._binding.bind_output(name)
         self._bind_replaced()
@@ -257,16 +260,21 @@ def _shortage(text: str) -> str:
     return f"{found.group(2)} bytes were asked for{where}, no free block of the arena is as large" if found else text[-200:] + where
 
 
-def partition_of(model: str | Path | bytes, options: Options = Options()) -> dict[str, Any]:
-    """Which nodes of a model a session runs on which device, and on which of its streams, as the session itself plans it.
+def session_with_partition(model: str | Path | bytes, options: Options = Options()) -> tuple[Any, dict[str, Any]]:
+    """A session, and which nodes of its model it runs on which device, and on which of its streams, as it plans it itself.
 
     The session writes its plan to a file that does not exist yet when asked for its node partition.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "partition.json"
-        make_session(model, options, plan_dump=path)
+        session = make_session(model, options, plan_dump=path)
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    return session, found
+
+
+def partition_of(model: str | Path | bytes, options: Options = Options()) -> dict[str, Any]:
+    """Which nodes of a model a session runs on which device, and on which of its streams."""
+    return session_with_partition(model, options)[1]
 
 
 def execution_streams(model: str | Path | bytes, options: Options = Options()) -> list[list[str]]:

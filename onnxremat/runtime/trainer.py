@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zipfile
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ..ops import MS
 from ..optimizers import MOMENT_INPUTS, STEP, optimizer_groups
 from ..spill import require_room
 from . import arena, memory
+from .block import Block, fixed_session
 from .cuda import DeviceArray, DeviceMeter
 from .ort import require_training_package
 from .rates import Schedule
@@ -102,8 +104,10 @@ class Trainer:
         self._number = np.ones(1, np.int64)
         self._place()
         model = self.artifact.file(TRAINING if scheduled else UNSCHEDULED)
-        session = make_session(model if seed is None else with_dropout_seeds(model, seed), self._options)
-        self._step = BoundSession(session)
+        source = model if seed is None else with_dropout_seeds(model, seed)
+        self._block = Block.of(self.artifact) if capped and scheduled and self._options.cuda is None else None
+        block, options = self._block, self._options
+        self._step = BoundSession(make_session(source, options)) if block is None else fixed_session(source, block, options)
         self._step.bind({name: array for name, array in self._arrays().items() if name in self._step.inputs})
         self._updates: dict[str, _Update] = {}
         if not in_graph:
@@ -235,7 +239,10 @@ class Trainer:
             UsageError: an array is missing or of another shape.
         """
         if self._eval is None:
-            self._eval = BoundSession(make_session(self.artifact.file(EVAL), self._options))
+            # Beside a block the arena is small: evaluation has the memory of the block instead.
+            self._eval = BoundSession(make_session(self.artifact.file(EVAL), replace(self._options, arena=self._block is None)))
+        if self._block is not None:
+            self._block.give_back()
         arrays = self._arrays() | self._evaluated(batch)
         self._eval.bind({name: arrays[name] for name in self._eval.inputs})
         results = self._eval.run()

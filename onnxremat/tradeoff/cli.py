@@ -73,14 +73,19 @@ def _request(options: argparse.Namespace, strategy: str) -> Request:
 
 def _problem(options: argparse.Namespace) -> Problem:
     """The problem of a source, or the one in a problem file or an artifact."""
-    path = Path(options.source)
-    if path.is_dir() or path.suffix == ".json":
+    if _is_file(options.source):
         from ..foreign import problem_from_file
 
-        return problem_from_file(path, ())
+        return problem_from_file(Path(options.source), ())
     from ..pipeline import source_problem
 
     return source_problem(_request(options, "auto"), progress(options))
+
+
+def _is_file(source: str) -> bool:
+    """Whether a source is a problem file or an artifact, and none that is compiled."""
+    path = Path(source)
+    return path.is_dir() or path.suffix == ".json"
 
 
 def _pareto(options: argparse.Namespace) -> int:
@@ -96,7 +101,7 @@ def _pareto(options: argparse.Namespace) -> int:
         check_picture(path)
     names = options.strategy.split(",")
     strategies = distinct_strategies() if options.strategy == "all" else tuple(known_strategy(name.strip()) for name in names)
-    search = Search("auto", options.time_limit, options.seed)
+    search = Search("auto", options.time_limit, options.seed, fixed=not _is_file(options.source))
     found = pareto(_problem(options), strategies, options.points, search, progress(options))
     for path in options.output:
         save_picture(chart_of(found), path)
