@@ -61,6 +61,8 @@ SEQ2SEQ = {
     **TOKENS,
 }
 BOTH = (IDS, "decoder_input_ids=2x6:int64:50")
+#: Which tokens are read; some models make it up in torch and not while they are traced.
+MASK = "attention_mask=2x8:int64:2"
 PIXELS = "pixel_values=2x3x32x32"
 
 
@@ -109,7 +111,7 @@ FAMILIES = {
     "convbert": Family("ConvBertForMaskedLM", "ConvBertConfig", ENCODER | {"embedding_size": 16}),
     "convnext": Family("ConvNextForImageClassification", "ConvNextConfig", STAGES | {"num_stages": 2}, (PIXELS,)),
     "convnextv2": Family("ConvNextV2ForImageClassification", "ConvNextV2Config", STAGES | {"num_stages": 2}, (PIXELS,)),
-    "cvt": Family("CvtForImageClassification", "CvtConfig", {"embed_dim": [8, 16, 16], "num_heads": [1, 2, 2], "depth": [1, 1, 1]}, (PIXELS,)),
+    "cvt": Family("CvtForImageClassification", "CvtConfig", {"embed_dim": [8, 16, 16], "num_heads": [1, 2, 2], "depth": [1, 2, 3], "drop_path_rate": [0.0, 0.0, 0.0]}, (PIXELS,)),
     "deberta": Family("DebertaForMaskedLM", "DebertaConfig", ENCODER | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
     "deberta_v2": Family(
         "DebertaV2ForMaskedLM", "DebertaV2Config", ENCODER | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 4}
@@ -179,7 +181,7 @@ FAMILIES = {
             "use_cache": False,
             "decoder_start_token_id": 0,
         },
-        BOTH,
+        (*BOTH, MASK),
     ),
     "mamba": Family(
         "MambaForCausalLM", "MambaConfig", TOKENS | {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4, "use_cache": False}
@@ -207,7 +209,7 @@ FAMILIES = {
         {"vocab_size": 50, "d_model": 16, "n_layers": 1, "n_heads": 2, "expansion_ratio": 2, "max_seq_len": 16, "use_cache": False},
     ),
     "nystromformer": Family(
-        "NystromformerForMaskedLM", "NystromformerConfig", ENCODER | {"segment_means_seq_len": 8, "num_landmarks": 4, "conv_kernel_size": 3}
+        "NystromformerForMaskedLM", "NystromformerConfig", ENCODER | {"segment_means_seq_len": 8, "num_landmarks": 8, "conv_kernel_size": 3}
     ),
     "olmo": Family("OlmoForCausalLM", "OlmoConfig", DECODER),
     "olmoe": Family("OlmoeForCausalLM", "OlmoeConfig", DECODER | {"num_experts": 3, "num_experts_per_tok": 2}),
@@ -336,7 +338,7 @@ FAMILIES = {
             "use_cache": False,
             "decoder_start_token_id": 0,
         },
-        BOTH,
+        (*BOTH, MASK),
     ),
     "t5": Family(
         "T5ForConditionalGeneration",
@@ -356,7 +358,7 @@ FAMILIES = {
             "decoder_num_hidden_layers": 1,
             "decoder_intermediate_size": 24,
         },
-        (PIXELS,),
+        (PIXELS, "noise=2x16"),
     ),
     "wav2vec2": Family("Wav2Vec2ForCTC", "Wav2Vec2Config", SPEECH, ("input_values=2x160",)),
     "wavlm": Family("WavLMForCTC", "WavLMConfig", SPEECH, ("input_values=2x160",)),

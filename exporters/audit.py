@@ -50,7 +50,7 @@ class ProgramFacts:
     Attributes:
         effects: how often each effect occurs; for detach a lower bound (mutated temporaries hide some).
         lines: where each effect stands in the user's code, for messages.
-        parameters: parameters that the outputs depend on.
+        parameters: parameters that the outputs depend on; one without elements has nothing to lose.
         state: buffers that the program writes to.
     """
 
@@ -91,7 +91,8 @@ def program_facts(program: torch.export.ExportedProgram) -> ProgramFacts:
         if effect is not None:
             effects[effect] += 1
             lines.setdefault(effect, user_line(node.meta.get("stack_trace") or ""))
-    used = frozenset(target for name, target in parameters.items() if any(n.name == name for n in live))
+    named = {node.name for node in live}
+    used = frozenset(target for name, target in parameters.items() if name in named and program.state_dict[target].numel())
     return ProgramFacts(effects, lines, used, frozenset(state))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,13 +16,14 @@ from .functional_recurrent import RECURRENT
 
 __all__ = ["stand_ins"]
 
-_cross_entropy = F.cross_entropy
+_cross_entropy, _apply = F.cross_entropy, nn.Module._apply
 
 
 def stand_ins() -> tuple[tuple[Any, str, Any], ...]:
     """(module, name of a function of it, what takes its place)."""
     return (
         (nn.modules.transformer, "_detect_is_causal_mask", is_causal_hint),
+        (nn.Module, "_apply", apply_to_tensors),
         (F, "cross_entropy", cross_entropy),
         (F, "gaussian_nll_loss", gaussian_nll_loss),
         (F, "ctc_loss", ctc_loss),
@@ -37,6 +38,12 @@ def stand_ins() -> tuple[tuple[Any, str, Any], ...]:
 def is_causal_hint(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
     """nn.Transformer's guess whether a mask is the causal one: never, as the mask itself is applied, and a guess would read its values."""
     return bool(is_causal)
+
+
+def apply_to_tensors(module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+    """``nn.Module._apply``, by which ``to`` and ``float`` work: a module that is as asked for stays as it is, since no trace may replace it."""
+    tensors = [*module.parameters(recurse), *module.buffers(recurse)]
+    return module if all(fn(tensor) is tensor for tensor in tensors) else _apply(module, fn, recurse)
 
 
 def cross_entropy(

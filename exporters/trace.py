@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import inspect
 import re
@@ -91,7 +92,7 @@ def trace_module(module: nn.Module, names: Sequence[str], example: Sequence[torc
         except ExportError:
             raise
         except Exception as error:  # whatever the user's code raises
-            raise _untraceable(module, error) from error
+            raise _untraceable(module, error, lambda: _runs(module, keywords, example)) from error
         return _trace(module, names, example, proven)
 
 
@@ -139,7 +140,7 @@ def _trace(module: nn.Module, names: Sequence[str], example: Sequence[torch.Tens
         except Exception as error:  # torch.export raises whatever the user's code raises
             if unproven:
                 raise UnprovenFunction(unproven[0].__qualname__) from error
-            raise _untraceable(module, error) from error
+            raise _untraceable(module, error, lambda: _runs(module, keywords, example)) from error
     inline_grad_regions(program)
     _check_values(module, program)
     return TracedModule(program, tuple(recorded), buffers)
@@ -244,13 +245,27 @@ def _raised_at(error: BaseException) -> str:
     here = str(Path(__file__).resolve().parent)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((_TORCH, "<"))]
     frames = [f for f in frames if not str(Path(f.filename).resolve()).startswith(here)]
-    own = [f for f in frames if "site-packages" not in f.filename] or frames
-    if own and own[-1].filename.endswith(".py"):
-        return f" at {Path(own[-1].filename).name}:{own[-1].lineno} ({own[-1].line})"
-    return ""
+    frames = [f for f in frames if f.filename.endswith(".py")]
+    if not frames:
+        return ""
+    own = [f for f in frames if "site-packages" not in f.filename]
+    inner = frames[-1]
+    called = f", called at {Path(own[-1].filename).name}:{own[-1].lineno}" if own and own[-1] is not inner else ""
+    return f" at {Path(inner.filename).name}:{inner.lineno} ({inner.line}){called}"
 
 
-def _untraceable(module: nn.Module, error: Exception) -> ExportError:
+def _runs(module: nn.Module, keywords: Sequence[str] | None, example: Sequence[torch.Tensor]) -> bool:
+    """Whether torch itself runs a copy of the module with these inputs."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            clone = copy.deepcopy(module)
+            _ = clone(*example) if keywords is None else clone(**dict(zip(keywords, example, strict=True)))
+    except Exception:  # whatever the user's code raises
+        return False
+    return True
+
+
+def _untraceable(module: nn.Module, error: Exception, runs: Callable[[], bool]) -> ExportError:
     cause: BaseException | None = error
     while cause is not None:  # the user's refusal may have been wrapped on its way out
         if isinstance(cause, ExportError):
@@ -262,6 +277,8 @@ def _untraceable(module: nn.Module, error: Exception) -> ExportError:
     data_dependent = "DataDependent" in kind or "data-dependent" in str(error) or "Unsupported" in kind
     if data_dependent:
         way_out = "replace Python control flow on tensor values by torch.where or masks"
+    elif runs():
+        way_out = "torch runs it, and torch.export does not: give forward the inputs that it makes up otherwise (a mask), or simplify that line"
     else:
         way_out = "run the module once in torch with inputs of these shapes and dtypes"
     return ExportError(f"{type(module).__name__}{at}", f"cannot be traced: {kind}: {first}", way_out)

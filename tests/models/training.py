@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from onnxremat.exporters import InputSpec, Loss, export_torch
@@ -142,7 +144,7 @@ def _torch_step(
     tensors = {n: t.to(dtype) if t.is_floating_point() else t for n, t in tensors.items()}
     keywords = bind_inputs(module, names)
     module.zero_grad()
-    with _given_masks(masks), _default_dtype(dtype):
+    with _given_masks(masks), _default_dtype(dtype), _groups_of_any_dtype():
         called = {n: tensors[n] for n in names}
         output = module(**called) if keywords is not None else module(*called.values())
     flat = tensors_of(output)
@@ -157,7 +159,7 @@ def _torch_step(
         gradient = module.get_parameter(name).grad
         assert gradient is not None, f"torch has no gradient for {name}"
         found[name] = (gradient.to_dense() if gradient.is_sparse else gradient).numpy().copy()
-    reached = {n for n, p in module.named_parameters() if p.grad is not None and (p.grad.to_dense() if p.grad.is_sparse else p.grad).abs().max() > 0}
+    reached = {n for n, p in module.named_parameters() if p.grad is not None and bool((p.grad.to_dense() if p.grad.is_sparse else p.grad).any())}
     assert not reached - set(training.trainable), f"the graph trains no {sorted(reached - set(training.trainable))}"
     return found | {n: module.get_buffer(n).numpy().copy() for n in training.state}
 
@@ -170,6 +172,21 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+@contextmanager
+def _groups_of_any_dtype() -> Iterator[None]:
+    """Products of groups of rows in float64 too, for which torch has no kernel."""
+    grouped_mm = F.grouped_mm
+
+    def grouped(rows: torch.Tensor, weight: torch.Tensor, *, offs: torch.Tensor) -> torch.Tensor:
+        if rows.dtype != torch.float64:
+            return grouped_mm(rows, weight, offs=offs)
+        ends = offs.tolist()
+        return torch.cat([rows[a:b] @ weight[e] for e, (a, b) in enumerate(zip([0, *ends], ends, strict=False))])
+
+    with patch.object(F, "grouped_mm", grouped):
+        yield
 
 
 def _rms(array: Array) -> float:
