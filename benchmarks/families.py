@@ -46,6 +46,7 @@ TEXT, VISION = (
     {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24, "image_size": 16, "patch_size": 8},
 )
 STAGES = {"num_channels": 3, "hidden_sizes": [8, 12], "depths": [1, 1]}
+BACKBONE = {"model_type": "resnet", **STAGES, "embedding_size": 8, "out_features": ["stage1", "stage2"]}
 SEQ2SEQ = {
     "vocab_size": 50,
     "d_model": 16,
@@ -87,10 +88,23 @@ class Family:
 
 FAMILIES = {
     "albert": Family("AlbertForMaskedLM", "AlbertConfig", ENCODER | {"embedding_size": 8}),
+    "ast": Family("ASTForAudioClassification", "ASTConfig", VISION | {"num_mel_bins": 16, "max_length": 32}, ("input_values=2x32x16",)),
     "bart": Family("BartForConditionalGeneration", "BartConfig", SEQ2SEQ | {"forced_eos_token_id": 2}, BOTH),
     "beit": Family("BeitForImageClassification", "BeitConfig", VISION | {"image_size": 32}, (PIXELS,)),
     "bert": Family("BertForMaskedLM", "BertConfig", ENCODER),
     "big_bird": Family("BigBirdForMaskedLM", "BigBirdConfig", ENCODER | {"attention_type": "original_full"}),
+    "blip": Family(
+        "BlipForImageTextRetrieval",
+        "BlipConfig",
+        {
+            "text_config": TEXT | {"encoder_hidden_size": 16},
+            "vision_config": VISION | {"image_size": 32},
+            "projection_dim": 8,
+            "image_text_hidden_size": 8,
+        },
+        (IDS, PIXELS),
+        "itm_score",
+    ),
     "bloom": Family(
         "BloomForCausalLM",
         "BloomConfig",
@@ -108,25 +122,149 @@ FAMILIES = {
         "CodeGenConfig",
         TOKENS | {"vocab_size": 50, "n_positions": 16, "n_ctx": 16, "n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4, "use_cache": False},
     ),
+    "cohere": Family("CohereForCausalLM", "CohereConfig", DECODER),
     "convbert": Family("ConvBertForMaskedLM", "ConvBertConfig", ENCODER | {"embedding_size": 16}),
     "convnext": Family("ConvNextForImageClassification", "ConvNextConfig", STAGES | {"num_stages": 2}, (PIXELS,)),
     "convnextv2": Family("ConvNextV2ForImageClassification", "ConvNextV2Config", STAGES | {"num_stages": 2}, (PIXELS,)),
-    "cvt": Family("CvtForImageClassification", "CvtConfig", {"embed_dim": [8, 16, 16], "num_heads": [1, 2, 2], "depth": [1, 2, 3], "drop_path_rate": [0.0, 0.0, 0.0]}, (PIXELS,)),
+    "cvt": Family(
+        "CvtForImageClassification",
+        "CvtConfig",
+        {"embed_dim": [8, 16, 16], "num_heads": [1, 2, 2], "depth": [1, 2, 3], "drop_path_rate": [0.0, 0.0, 0.0]},
+        (PIXELS,),
+    ),
+    "data2vec_audio": Family("Data2VecAudioForCTC", "Data2VecAudioConfig", SPEECH, ("input_values=2x160",)),
     "deberta": Family("DebertaForMaskedLM", "DebertaConfig", ENCODER | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
     "deberta_v2": Family(
         "DebertaV2ForMaskedLM", "DebertaV2Config", ENCODER | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 4}
     ),
+    "deepseek_v3": Family(
+        "DeepseekV3ForCausalLM",
+        "DeepseekV3Config",
+        DECODER
+        | {
+            "num_key_value_heads": 2,
+            "moe_intermediate_size": 8,
+            "n_routed_experts": 4,
+            "n_group": 2,
+            "topk_group": 1,
+            "num_experts_per_tok": 2,
+            "first_k_dense_replace": 1,
+            "kv_lora_rank": 8,
+            "q_lora_rank": 8,
+            "qk_rope_head_dim": 4,
+            "qk_nope_head_dim": 4,
+            "v_head_dim": 8,
+        },
+    ),
+    "deformable_detr": Family(
+        "DeformableDetrForObjectDetection",
+        "DeformableDetrConfig",
+        {
+            "use_timm_backbone": False,
+            "use_pretrained_backbone": False,
+            "backbone": None,
+            "backbone_config": BACKBONE,
+            "d_model": 16,
+            "encoder_layers": 1,
+            "decoder_layers": 1,
+            "encoder_attention_heads": 2,
+            "decoder_attention_heads": 2,
+            "encoder_ffn_dim": 24,
+            "decoder_ffn_dim": 24,
+            "num_queries": 4,
+            "num_feature_levels": 2,
+            "encoder_n_points": 2,
+            "decoder_n_points": 2,
+        },
+        (PIXELS,),
+    ),
     "deit": Family("DeiTForImageClassification", "DeiTConfig", VISION | {"image_size": 32}, (PIXELS,)),
+    "detr": Family(
+        "DetrForObjectDetection",
+        "DetrConfig",
+        {
+            "use_timm_backbone": False,
+            "use_pretrained_backbone": False,
+            "backbone": None,
+            "backbone_config": BACKBONE,
+            "d_model": 16,
+            "encoder_layers": 1,
+            "decoder_layers": 1,
+            "encoder_attention_heads": 2,
+            "decoder_attention_heads": 2,
+            "encoder_ffn_dim": 24,
+            "decoder_ffn_dim": 24,
+            "num_queries": 4,
+        },
+        (PIXELS,),
+    ),
     "dinov2": Family("Dinov2ForImageClassification", "Dinov2Config", VISION | {"image_size": 32}, (PIXELS,)),
+    "dinov2_with_registers": Family("Dinov2WithRegistersForImageClassification", "Dinov2WithRegistersConfig", VISION | {"image_size": 32}, (PIXELS,)),
     "distilbert": Family(
         "DistilBertForMaskedLM",
         "DistilBertConfig",
         {"vocab_size": 50, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, "max_position_embeddings": 16},
     ),
+    "dpt": Family(
+        "DPTForDepthEstimation",
+        "DPTConfig",
+        VISION
+        | {
+            "image_size": 32,
+            "num_hidden_layers": 4,
+            "backbone_out_indices": [0, 1, 2, 3],
+            "neck_hidden_sizes": [8, 8, 8, 8],
+            "fusion_hidden_size": 8,
+            "is_hybrid": False,
+        },
+        (PIXELS,),
+        "predicted_depth",
+    ),
+    "efficientnet": Family(
+        "EfficientNetForImageClassification",
+        "EfficientNetConfig",
+        {"image_size": 32, "width_coefficient": 0.25, "depth_coefficient": 0.25, "hidden_dim": 320, "drop_connect_rate": 0.0},
+        (PIXELS,),
+    ),
     "electra": Family("ElectraForMaskedLM", "ElectraConfig", ENCODER | {"embedding_size": 8}),
+    "encodec": Family(
+        "EncodecModel",
+        "EncodecConfig",
+        {
+            "num_filters": 4,
+            "hidden_size": 16,
+            "codebook_dim": 16,
+            "codebook_size": 8,
+            "upsampling_ratios": [4, 2],
+            "target_bandwidths": [3000.0],
+            "sampling_rate": 1000,
+        },
+        ("input_values=2x1x160",),
+        "audio_values",
+    ),
     "esm": Family("EsmForMaskedLM", "EsmConfig", ENCODER | {"pad_token_id": 1, "mask_token_id": 3, "position_embedding_type": "rotary"}),
     "falcon": Family("FalconForCausalLM", "FalconConfig", DECODER),
     "fnet": Family("FNetForMaskedLM", "FNetConfig", SIZES | {"max_position_embeddings": 16}),
+    "focalnet": Family(
+        "FocalNetForImageClassification",
+        "FocalNetConfig",
+        {
+            "image_size": 32,
+            "patch_size": 4,
+            "embed_dim": 8,
+            "depths": [1, 1],
+            "hidden_sizes": [8, 16],
+            "focal_levels": [2, 2],
+            "focal_windows": [3, 3],
+            "drop_path_rate": 0.0,
+        },
+        (PIXELS,),
+    ),
+    "funnel": Family(
+        "FunnelForMaskedLM",
+        "FunnelConfig",
+        {"vocab_size": 50, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 24, "block_sizes": [1, 1], "num_decoder_layers": 1},
+    ),
     "gemma": Family("GemmaForCausalLM", "GemmaConfig", DECODER | {"head_dim": 8}),
     "gemma2": Family("Gemma2ForCausalLM", "Gemma2Config", DECODER | {"head_dim": 8, "sliding_window": 4}),
     "gemma3": Family("Gemma3ForCausalLM", "Gemma3TextConfig", DECODER | {"head_dim": 8, "sliding_window": 4}),
@@ -149,11 +287,16 @@ FAMILIES = {
         },
     ),
     "gpt_neox": Family("GPTNeoXForCausalLM", "GPTNeoXConfig", DECODER),
+    "gpt_oss": Family(
+        "GptOssForCausalLM", "GptOssConfig", DECODER | {"head_dim": 8, "sliding_window": 4, "num_local_experts": 3, "num_experts_per_tok": 2}
+    ),
     "gptj": Family(
         "GPTJForCausalLM",
         "GPTJConfig",
         TOKENS | {"vocab_size": 50, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2, "rotary_dim": 4, "use_cache": False},
     ),
+    "granite": Family("GraniteForCausalLM", "GraniteConfig", DECODER),
+    "granitemoe": Family("GraniteMoeForCausalLM", "GraniteMoeConfig", DECODER | {"num_local_experts": 3, "num_experts_per_tok": 2}),
     "hubert": Family("HubertForCTC", "HubertConfig", SPEECH, ("input_values=2x160",)),
     "layoutlm": Family("LayoutLMForMaskedLM", "LayoutLMConfig", ENCODER),
     "led": Family(
@@ -162,6 +305,12 @@ FAMILIES = {
         {k: v for k, v in SEQ2SEQ.items() if k != "max_position_embeddings"}
         | {"attention_window": 4, "max_encoder_position_embeddings": 16, "max_decoder_position_embeddings": 16},
         BOTH,
+    ),
+    "levit": Family(
+        "LevitForImageClassification",
+        "LevitConfig",
+        {"image_size": 64, "hidden_sizes": [16, 24, 32], "num_attention_heads": [2, 2, 2], "depths": [1, 1, 1], "key_dim": [4, 4, 4]},
+        ("pixel_values=2x3x64x64",),
     ),
     "llama": Family("LlamaForCausalLM", "LlamaConfig", DECODER | {"attention_dropout": 0.1}),
     "longformer": Family(
@@ -186,11 +335,28 @@ FAMILIES = {
     "mamba": Family(
         "MambaForCausalLM", "MambaConfig", TOKENS | {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "state_size": 4, "use_cache": False}
     ),
+    "mamba2": Family(
+        "Mamba2ForCausalLM",
+        "Mamba2Config",
+        TOKENS
+        | {
+            "vocab_size": 50,
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "state_size": 4,
+            "num_heads": 4,
+            "head_dim": 8,
+            "n_groups": 2,
+            "chunk_size": 4,
+            "use_cache": False,
+        },
+    ),
     "mbart": Family("MBartForConditionalGeneration", "MBartConfig", SEQ2SEQ, BOTH),
     "megatron_bert": Family("MegatronBertForMaskedLM", "MegatronBertConfig", ENCODER),
     "mistral": Family("MistralForCausalLM", "MistralConfig", DECODER | {"sliding_window": 4}),
     "mixtral": Family("MixtralForCausalLM", "MixtralConfig", DECODER | {"num_local_experts": 3, "num_experts_per_tok": 2}),
     "mobilebert": Family("MobileBertForMaskedLM", "MobileBertConfig", ENCODER | {"embedding_size": 16, "intra_bottleneck_size": 16}),
+    "mobilenet_v1": Family("MobileNetV1ForImageClassification", "MobileNetV1Config", {"image_size": 32, "depth_multiplier": 0.25}, (PIXELS,)),
     "mobilevit": Family(
         "MobileViTForImageClassification",
         "MobileViTConfig",
@@ -215,6 +381,24 @@ FAMILIES = {
     "olmoe": Family("OlmoeForCausalLM", "OlmoeConfig", DECODER | {"num_experts": 3, "num_experts_per_tok": 2}),
     "opt": Family(
         "OPTForCausalLM", "OPTConfig", SIZES | TOKENS | {"ffn_dim": 24, "max_position_embeddings": 16, "word_embed_proj_dim": 16, "use_cache": False}
+    ),
+    "patchtst": Family(
+        "PatchTSTForPrediction",
+        "PatchTSTConfig",
+        {
+            "num_input_channels": 2,
+            "context_length": 16,
+            "patch_length": 4,
+            "patch_stride": 4,
+            "prediction_length": 4,
+            "d_model": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "ffn_dim": 24,
+            "loss": "mse",
+        },
+        ("past_values=2x16x2",),
+        "prediction_outputs",
     ),
     "pegasus": Family("PegasusForConditionalGeneration", "PegasusConfig", SEQ2SEQ, BOTH),
     "perceiver": Family(
@@ -254,6 +438,9 @@ FAMILIES = {
         DECODER | {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8},
     ),
     "qwen3": Family("Qwen3ForCausalLM", "Qwen3Config", DECODER | {"head_dim": 8}),
+    "qwen3_moe": Family(
+        "Qwen3MoeForCausalLM", "Qwen3MoeConfig", DECODER | {"head_dim": 8, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    ),
     "reformer": Family(
         "ReformerModelWithLMHead",
         "ReformerConfig",
@@ -282,6 +469,31 @@ FAMILIES = {
     "resnet": Family("ResNetForImageClassification", "ResNetConfig", STAGES | {"embedding_size": 8}, (PIXELS,)),
     "roberta": Family("RobertaForMaskedLM", "RobertaConfig", ENCODER | TOKENS | {"max_position_embeddings": 18}),
     "roformer": Family("RoFormerForMaskedLM", "RoFormerConfig", ENCODER | {"embedding_size": 16}),
+    "rwkv": Family(
+        "RwkvForCausalLM",
+        "RwkvConfig",
+        {
+            "vocab_size": 50,
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "attention_hidden_size": 16,
+            "intermediate_size": 24,
+            "context_length": 16,
+            "use_cache": False,
+        },
+    ),
+    "sam": Family(
+        "SamModel",
+        "SamConfig",
+        {
+            "vision_config": VISION
+            | {"image_size": 32, "output_channels": 16, "global_attn_indexes": [0], "window_size": 2, "mlp_dim": 24, "num_pos_feats": 8},
+            "prompt_encoder_config": {"hidden_size": 16, "image_size": 32, "patch_size": 8, "mask_input_channels": 4},
+            "mask_decoder_config": {"hidden_size": 16, "mlp_dim": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "iou_head_hidden_dim": 16},
+        },
+        (PIXELS, "input_points=2x1x2x2"),
+        "pred_masks",
+    ),
     "segformer": Family(
         "SegformerForSemanticSegmentation",
         "SegformerConfig",
@@ -345,6 +557,15 @@ FAMILIES = {
         "T5Config",
         {"vocab_size": 50, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2, "use_cache": False, "decoder_start_token_id": 0},
         BOTH,
+    ),
+    "videomae": Family(
+        "VideoMAEForVideoClassification", "VideoMAEConfig", VISION | {"image_size": 16, "num_frames": 4}, ("pixel_values=2x4x3x16x16",)
+    ),
+    "vilt": Family(
+        "ViltForQuestionAnswering",
+        "ViltConfig",
+        TEXT | VISION | {"image_size": 32, "max_image_length": 16},
+        (IDS, PIXELS, "pixel_mask=2x32x32:int64:2"),
     ),
     "vit": Family("ViTForImageClassification", "ViTConfig", VISION | {"image_size": 32}, (PIXELS,)),
     "vit_mae": Family(

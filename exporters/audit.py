@@ -17,6 +17,7 @@ from .errors import ExportError
 from .forward_graph import PADDING_INDEX, ForwardGraph
 from .noop import STOP_GRADIENT, constant_of
 from .places import scope_of, user_line
+from .trace import TracedModule
 
 __all__ = ["Effect", "ProgramFacts", "audit", "graph_effects", "program_facts"]
 
@@ -48,7 +49,8 @@ class ProgramFacts:
     """What a torch program does beyond computing its outputs.
 
     Attributes:
-        effects: how often each effect occurs; for detach a lower bound (mutated temporaries hide some).
+        effects: how often each effect occurs; for detach a lower bound (mutated temporaries hide some), without those on the way to
+            state alone, where no gradient comes along.
         lines: where each effect stands in the user's code, for messages.
         parameters: parameters that the outputs depend on; one without elements has nothing to lose.
         state: buffers that the program writes to.
@@ -60,16 +62,18 @@ class ProgramFacts:
     state: frozenset[str]
 
 
-def program_facts(program: torch.export.ExportedProgram) -> ProgramFacts:
+def program_facts(traced: TracedModule) -> ProgramFacts:
     """Reads the facts off an exported program in training IR, with no_grad regions inlined.
 
     Raises:
         ExportError: for an operation whose training effects have no ONNX counterpart.
     """
+    program = traced.program
     signature = program.graph_signature
     buffers, parameters = signature.inputs_to_buffers, signature.inputs_to_parameters
     trainable = {name for name, target in parameters.items() if program.state_dict[target].requires_grad}
     live = _live(program.graph)
+    returned = _read_by(program.graph, len(traced.output_names))
     differentiable: set[fx.Node] = set()
     effects: Counter[Effect] = Counter()
     lines: dict[Effect, str] = {}
@@ -88,7 +92,7 @@ def program_facts(program: torch.export.ExportedProgram) -> ProgramFacts:
             effect = _effect(node, reached)
         except ExportError as error:
             raise error.at(user_line(node.meta.get("stack_trace") or "")) from None
-        if effect is not None:
+        if effect is not None and (effect.kind != DETACH or node in returned):
             effects[effect] += 1
             lines.setdefault(effect, user_line(node.meta.get("stack_trace") or ""))
     named = {node.name for node in live}
@@ -139,6 +143,7 @@ def graph_effects(graph: ForwardGraph) -> Counter[Effect]:
     """The effects that are present in an ONNX graph; a Dropout without a constant true training_mode is none."""
     counts: Counter[Effect] = Counter()
     protected = frozenset(graph.trainable) | frozenset(graph.state)
+    returned = _returned(graph)
     for node in graph.model.graph:
         module = scope_of(node)
         if node.op_type == "BatchNormalization":
@@ -151,9 +156,22 @@ def graph_effects(graph: ForwardGraph) -> Counter[Effect]:
             counts[Effect(PADDING, module, float(node.metadata_props[PADDING_INDEX]))] += 1
         elif node.op_type in _RANDOM_NODES:
             counts[Effect(RANDOM, module)] += 1
-        elif STOP_GRADIENT in node.metadata_props and str(node.outputs[0].name) in graph.stop_gradient:
+        elif STOP_GRADIENT in node.metadata_props and node in returned and str(node.outputs[0].name) in graph.stop_gradient:
             counts[Effect(DETACH, module)] += 1
     return counts
+
+
+def _returned(graph: ForwardGraph) -> set[ir.Node]:
+    """The nodes that an output depends on which is not the next value of a state."""
+    state = set(graph.state.values())
+    pending = [value.producer() for value in graph.model.graph.outputs if value.name not in state]
+    found: set[ir.Node] = set()
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            pending += [value.producer() for value in node.inputs if value is not None]
+    return found
 
 
 def _is_active(node: ir.Node, protected: frozenset[str]) -> bool:
@@ -171,6 +189,23 @@ def _live(graph: fx.Graph) -> set[fx.Node]:
             live.add(node)
             stack.extend(node.all_input_nodes)
     return live
+
+
+def _read_by(graph: fx.Graph, outputs: int) -> set[fx.Node]:
+    """Nodes that the first so many outputs depend on, by their arguments and by what writes to these."""
+    writers: dict[fx.Node, list[fx.Node]] = {}
+    for node in graph.nodes:
+        for target in _written(node):
+            writers.setdefault(target, []).append(node)
+    (end,) = (node for node in graph.nodes if node.op == "output")
+    pending = [value for value in end.args[0][:outputs] if isinstance(value, fx.Node)]
+    found: set[fx.Node] = set()
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending += [*node.all_input_nodes, *writers.get(node, [])]
+    return found
 
 
 def _written(node: fx.Node) -> list[fx.Node]:

@@ -72,7 +72,7 @@ def export_torch(
     rng = np.random.default_rng(seed)
     example = [torch.from_numpy(np.asarray(s.sample(rng))) for s in feeds]
     traced = trace_module(module, [s.name for s in feeds], example)
-    facts = program_facts(traced.program)
+    facts = program_facts(traced)
     rewrite_dropouts(traced.program)
     contiguous_views(traced.program)
     program = _to_onnx(module, traced)

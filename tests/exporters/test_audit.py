@@ -34,7 +34,7 @@ class Model(nn.Module):
 @cache
 def exported() -> tuple[ProgramFacts, ForwardGraph]:
     module = Model()
-    facts = program_facts(trace_module(module, ["x"], [torch.zeros(2, 3, 4, 4)]).program)
+    facts = program_facts(trace_module(module, ["x"], [torch.zeros(2, 3, 4, 4)]))
     return facts, export_torch(module, [x(2, 3, 4, 4)])
 
 
