@@ -24,6 +24,7 @@ def stand_ins() -> tuple[tuple[Any, str, Any], ...]:
     return (
         (nn.modules.transformer, "_detect_is_causal_mask", is_causal_hint),
         (nn.Module, "_apply", apply_to_tensors),
+        (torch.distributions.Distribution, "_validate_args", False),  # checks read values, and change none
         (F, "cross_entropy", cross_entropy),
         (F, "gaussian_nll_loss", gaussian_nll_loss),
         (F, "ctc_loss", ctc_loss),
@@ -121,17 +122,19 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> torch.Tensor:
-    """``F.embedding_bag`` of bags of one size: indices (N, B) -> (N, E), as a look-up and a reduction.
+    """``F.embedding_bag``: indices (N, B), or (M,) with the offsets of N bags -> (N, E), as a look-up and a reduction.
 
     Raises:
-        ExportError: for bags given by offsets, and for options that change gradients or weights unseen.
+        ExportError: for options that change gradients or weights unseen.
     """
-    refusals: dict[str, Any] = {"offsets": offsets is not None, "max_norm": max_norm is not None, "scale_grad_by_freq": scale_grad_by_freq}
-    for option, given in refusals.items():
+    for option, given in {"max_norm": max_norm is not None, "scale_grad_by_freq": scale_grad_by_freq}.items():
         if given:
-            way_out = "give bags of one size as a 2-D tensor, padded by padding_idx" if option == "offsets" else "leave it out"
-            raise ExportError("embedding_bag", f"{option} has no static form", way_out)
+            raise ExportError("embedding_bag", f"{option} has no static form", "leave it out")
     rows = F.embedding(indices, weight, padding_idx)
+    if offsets is not None:
+        kept = None if padding_idx is None else indices != padding_idx % weight.shape[0]
+        starts = offsets[:-1] if include_last_offset else offsets
+        return _bags_of_any_size(rows if per_sample_weights is None else rows * per_sample_weights.unsqueeze(-1), starts, kept, mode)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
     if padding_idx is None:
@@ -142,6 +145,21 @@ def embedding_bag(
         peaks = rows.masked_fill(~kept, torch.finfo(rows.dtype).min).max(1)[0]
         return torch.where(counts > 0, peaks, torch.zeros_like(peaks))
     total = rows.masked_fill(~kept, 0.0).sum(1)
+    return total if mode == "sum" else total / counts.clamp(min=1)
+
+
+def _bags_of_any_size(rows: torch.Tensor, starts: torch.Tensor, kept: torch.Tensor | None, mode: str) -> torch.Tensor:
+    """Rows (M, E) reduced over bags (N,) by where each one starts -> (N, E); an empty bag gives zeros."""
+    positions = torch.arange(rows.shape[0], device=rows.device)
+    bag = (positions.unsqueeze(1) >= starts.unsqueeze(0)).sum(1) - 1
+    present = rows.new_ones(rows.shape[0]) if kept is None else kept.to(rows.dtype)
+    counts = rows.new_zeros(starts.shape[0]).index_add(0, bag, present).unsqueeze(-1)
+    zeros = rows.new_zeros(starts.shape[0], rows.shape[1])
+    if mode == "max":
+        masked = rows if kept is None else rows.masked_fill(~kept.unsqueeze(-1), torch.finfo(rows.dtype).min)
+        peaks = zeros.scatter_reduce(0, bag.unsqueeze(-1).expand_as(rows), masked, "amax", include_self=False)
+        return torch.where(counts > 0, peaks, zeros)
+    total = zeros.index_add(0, bag, rows if kept is None else rows.masked_fill(~kept.unsqueeze(-1), 0.0))
     return total if mode == "sum" else total / counts.clamp(min=1)
 
 

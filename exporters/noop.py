@@ -100,6 +100,12 @@ def _slice(node: ir.Node, protected: Collection[str]) -> ir.Value | None:
     return _shape_only(node, protected)
 
 
+def _pad(node: ir.Node, protected: Collection[str]) -> ir.Value | None:
+    """Equal shapes do not suffice: pads of 1 and -1 shift."""
+    pads = constant_of(node.inputs[1], protected) if len(node.inputs) > 1 else None
+    return node.inputs[0] if pads is not None and not pads.any() else None
+
+
 def _transpose(node: ir.Node, protected: Collection[str]) -> ir.Value | None:
     perm = node.attributes.get_ints("perm")
     return node.inputs[0] if perm is not None and list(perm) == sorted(perm) else None
@@ -156,7 +162,7 @@ _RULES: dict[str, Callable[[ir.Node, Collection[str]], ir.Value | None]] = {
     "Flatten": _shape_only,
     "Squeeze": _shape_only,
     "Unsqueeze": _shape_only,
-    "Pad": _shape_only,
+    "Pad": _pad,
     "Tile": _shape_only,
     "Slice": _slice,
     "Transpose": _transpose,

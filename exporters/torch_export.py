@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from .quiet import quiet
 from .rewrites import contiguous_views, rewrite_dropouts
 from .roles import final_names, rename_values
 from .stop_gradient import remove_idle_detaches, shield_detaches, unshield_detaches
-from .trace import TracedModule, trace_module
+from .trace import TracedModule, trace_module, without_effect
 from .translations import translation_table
 from .versions import library_versions
 
@@ -88,6 +89,10 @@ def export_torch(
     }
     append_loss(graph, chosen, labels)
     infer_shapes(graph.model)
+    folded = [n for n in sorted(facts.parameters) if n in graph.source["folded_parameters"] and n not in graph.model.graph.initializers]
+    if folded:  # constants decided that they are not read, such as a mask that the model makes up
+        idle = without_effect(module, [s.name for s in feeds], example, folded)
+        facts = replace(facts, parameters=facts.parameters - idle)
     audit(facts, graph)
     return graph
 
@@ -210,6 +215,7 @@ def _with_roles(
     mark_padding_rows(model)
     mark_checkpoints(model)
     shield_detaches(model)
+    exported = {n for n, value in model.graph.initializers.items() if n in parameters and value.uses()}
     clean(model, (set(parameters) | set(buffers)) - tables)
     unshield_detaches(model)
     used = {name for name, value in model.graph.initializers.items() if value.uses() or value.is_graph_output()}
@@ -237,6 +243,7 @@ def _with_roles(
         tied=tied,
         source={
             "unused": sorted(n for n in parameters if n not in model.graph.initializers),
+            "folded_parameters": sorted(n for n in exported if n not in model.graph.initializers),
             "folded_buffers": sorted(n for n in tables if n not in model.graph.initializers),
         },
     )

@@ -27,7 +27,7 @@ from .no_grad import inline_grad_regions
 from .places import user_line
 from .quiet import quiet
 
-__all__ = ["TracedModule", "bind_inputs", "trace_module"]
+__all__ = ["TracedModule", "bind_inputs", "trace_module", "without_effect"]
 
 _TORCH = str(Path(torch.__file__).parent)
 
@@ -252,6 +252,20 @@ def _raised_at(error: BaseException) -> str:
     inner = frames[-1]
     called = f", called at {Path(own[-1].filename).name}:{own[-1].lineno}" if own and own[-1] is not inner else ""
     return f" at {Path(inner.filename).name}:{inner.lineno} ({inner.line}){called}"
+
+
+def without_effect(module: nn.Module, names: Sequence[str], example: Sequence[torch.Tensor], parameters: Sequence[str]) -> set[str]:
+    """Those of the parameters whose gradients are zero in torch, whatever the cotangents: the outputs for these inputs ignore them."""
+    keywords = bind_inputs(module, names)
+    flat: list[tuple[str, torch.Tensor]] = []
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        clone = copy.deepcopy(module)
+        _flatten(clone(*example) if keywords is None else clone(**dict(zip(keywords, example, strict=True))), "", flat)
+        total = sum((tensor * torch.randn_like(tensor)).sum() for _, tensor in flat if tensor.requires_grad)
+    if not isinstance(total, torch.Tensor):
+        return set(parameters)
+    grads = torch.autograd.grad(total, [clone.get_parameter(name) for name in parameters], allow_unused=True)
+    return {name for name, grad in zip(parameters, grads, strict=True) if grad is None or not bool(grad.any())}
 
 
 def _runs(module: nn.Module, keywords: Sequence[str] | None, example: Sequence[torch.Tensor]) -> bool:

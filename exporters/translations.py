@@ -34,6 +34,7 @@ def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
         aten.linear.default: linear,
         aten.gelu.default: gelu,
         aten.rrelu_with_noise_functional.default: rrelu,
+        aten.uniform.default: uniform,
         aten.kthvalue.default: kth_value,
         aten.median.dim: median,
         aten.median.default: median_of_all,
@@ -122,6 +123,11 @@ def rrelu(
         return op.LeakyRelu(x, alpha=(lower + upper) / 2), one
     slopes = op.Where(op.Less(x, constant(np.array(0, dtype_of(x)))), op.RandomUniformLike(x, low=lower, high=upper), one)
     return op.Mul(x, slopes), slopes
+
+
+def uniform(x: Value, low: float = 0.0, high: float = 1.0, generator: Any = None) -> Value:
+    """aten.uniform: numbers drawn between two limits, of the shape and dtype of x."""
+    return op.RandomUniformLike(x, low=float(low), high=float(high))
 
 
 def kth_value(x: Value, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Value, Value]:

@@ -359,7 +359,8 @@ def _manifest(
             "state": list(training.state),
             "moments": list(training.moments),
             "gradients": training.gradients,
-            "dropout_masks": [n.outputs[1].name for n in training.graph if n.op_type == "Dropout" and len(n.outputs) > 1],
+            "dropout_masks": list(training.dropout_masks),
+            "random_values": list(training.random_values),
         },
         "memory": {
             "budget_bytes": plan.budget_bytes,

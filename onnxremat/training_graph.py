@@ -16,7 +16,7 @@ from .exporters import ForwardGraph, InputSpec
 from .graph import GraphBuilder, nbytes
 from .nchwc import block_convolutions
 from .normalize import merge_casts, normalize, remove_dead
-from .ops import MS
+from .ops import MS, traits
 from .optimizers import IR_VERSION, LEARNING_RATE, STEP, Optimizer, Update, add_updates
 from .targets import ORT_TRAINING, Target, lower
 from .writes import OVERWRITER
@@ -69,6 +69,16 @@ class TrainingGraph:
     @property
     def graph(self) -> ir.Graph:
         return self.model.graph
+
+    @property
+    def dropout_masks(self) -> tuple[str, ...]:
+        """The masks that dropouts draw, in order."""
+        return tuple(str(n.outputs[1].name) for n in self.graph if n.op_type == "Dropout" and len(n.outputs) > 1)
+
+    @property
+    def random_values(self) -> tuple[str, ...]:
+        """What other operators draw, in order."""
+        return tuple(str(n.outputs[0].name) for n in self.graph if n.op_type != "Dropout" and traits(n.op_type, n.domain).random)
 
     def values(self) -> dict[str, ir.Value]:
         """All named values of the graph."""

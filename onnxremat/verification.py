@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +12,13 @@ import onnx
 
 from .artifact import TRAINING, UNSCHEDULED, Artifact
 from .copies import cpu_twin
-from .errors import OnnxRematError
+from .drawn import NotComparable, given_draws
 from .exporters import ExportError, Loss, build_module
 from .optimizers import STEP
 from .runtime import worker
 from .runtime.block import Block, fixed_session
 from .runtime.cuda import Cuda, Slab, available, require_cuda
-from .runtime.session import BoundSession, Options, make_session, with_dropout_seeds, with_extra_outputs
+from .runtime.session import BoundSession, Options, make_session, with_extra_outputs, with_random_seeds
 from .training_graph import GRADIENT_BUFFER, LAZY_RESET
 
 Array = npt.NDArray[Any]
@@ -35,11 +33,6 @@ _ROUNDING = 2.0**-22
 #: A gradient below this share of the root mean square of all is rounding left over from cancellation (a bias before a batch normalization
 #: has a gradient of exactly zero): its error is taken relative to this share instead.
 _NEGLIGIBLE = 1e-2
-_RANDOM_FUNCTIONS = (
-    *("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "bernoulli", "bernoulli_", "multinomial", "poisson"),
-    *("normal", "normal_", "uniform_", "exponential_", "geometric_", "log_normal_", "cauchy_", "random_"),
-    *("rrelu", "alpha_dropout", "feature_alpha_dropout"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +82,7 @@ def verify_artifact(
         artifact: what to check.
         steps: training steps over which the scheduled and the unscheduled graph are compared.
         threads: intra-op threads.
-        seed: of the batches and dropout masks.
+        seed: of the batches, dropout masks and random numbers.
         measure: also run it capped in a process of its own and compare its peak with the budget.
         module: the torch module that was compiled; built from the artifact's source where it is not given.
         cuda: the GPU; None for the one that it was compiled for.
@@ -160,7 +153,7 @@ class _Run:
         self, artifact: Artifact, name: str, threads: int, seed: int, outputs: list[str] | None = None, where: Where | None = None
     ) -> None:
         where = where or Where.of(artifact)
-        model = with_dropout_seeds(artifact.file(name), seed)
+        model = with_random_seeds(artifact.file(name), seed)
         if outputs:
             model = with_extra_outputs(model, outputs)
         if where.twin:
@@ -237,7 +230,7 @@ def compare_schedules(artifact: Artifact, steps: int, threads: int = 0, seed: in
 def torch_error(
     artifact: Artifact, threads: int = 0, seed: int = 0, module: Any = None, where: Where | None = None
 ) -> tuple[float | None, float | None, float, str]:
-    """The unscheduled step against torch's autograd, with the very dropout masks that ONNX Runtime drew.
+    """The unscheduled step against torch's autograd, with the very dropout masks and random numbers that ONNX Runtime drew.
 
     Returns:
         The worst relative error, that of the state alone, the tolerance, and the tensor with the worst one; None, None, the tolerance and
@@ -249,12 +242,8 @@ def torch_error(
     try:
         module = build_module(source["spec"], int(source["seed"])) if module is None else module
         return compare_with_torch(artifact, module, threads, seed, where)
-    except (ExportError, _Random) as error:
+    except (ExportError, NotComparable) as error:
         return None, None, TORCH_TOLERANCE, str(error)
-
-
-class _Random(OnnxRematError):
-    """The model draws random numbers that can't be handed to torch."""
 
 
 def compare_with_torch(
@@ -285,13 +274,13 @@ class _Comparison:
     def __init__(self, artifact: Artifact, module: Any, threads: int, seed: int, where: Where | None = None) -> None:
         self.artifact, self.module = artifact, module
         self.roles = artifact.manifest["roles"]
-        masks = list(self.roles["dropout_masks"])
-        self.run = _Run(artifact, UNSCHEDULED, threads, seed, masks, where)
+        masks, values = list(self.roles["dropout_masks"]), list(self.roles.get("random_values", ()))
+        self.run = _Run(artifact, UNSCHEDULED, threads, seed, [*masks, *values], where)
         self.before = {name: array.copy() for name, array in self.run.arrays.items()}
         rng = np.random.default_rng(seed)
         self.batch = {spec.name: spec.sample(rng) for spec in (*artifact.inputs, *artifact.labels)}
         results = self.run.step(self.batch)
-        self.masks = [results[name] for name in masks]
+        self.draws = ([results[name] for name in masks], [results[name] for name in values])
         self.loss = results[self.roles["loss"]]
         self.run.close()
 
@@ -328,7 +317,7 @@ class _Comparison:
                 for parameter in module.parameters():
                     if parameter.dtype.is_floating_point:
                         parameter.mul_(1 + perturbation * torch.randn(parameter.shape, generator=generator))
-        loss = _torch_loss(self.artifact, module, {n: torch.from_numpy(np.array(a)) for n, a in self.batch.items()}, self.masks)
+        loss = _torch_loss(self.artifact, module, {n: torch.from_numpy(np.array(a)) for n, a in self.batch.items()}, *self.draws)
         loss.backward()
         optimizer = self.artifact.optimizer
         if optimizer.in_graph and optimizer.clip_grad_norm:  # the update in the graph shows clipped gradients
@@ -364,14 +353,14 @@ def _relative(found: Array, expected: Array, floor: float) -> float:
     return error / size if np.isfinite(error) else float("inf")
 
 
-def _torch_loss(artifact: Artifact, module: Any, batch: Mapping[str, Any], masks: list[Array]) -> Any:
+def _torch_loss(artifact: Artifact, module: Any, batch: Mapping[str, Any], masks: Sequence[Array], values: Sequence[Array]) -> Any:
     import torch
 
     source = artifact.manifest["source"]
     loss = None if source.get("loss") is None else Loss.from_options(source["loss"], source.get("loss_options", {}))
     own = loss is None or loss.name == "output"
     names = [s.name for s in artifact.inputs] + ([s.name for s in artifact.labels] if own else [])
-    with _given_masks(masks), torch.enable_grad():
+    with given_draws(masks, values), torch.enable_grad():
         output = call_module(module, {n: batch[n] for n in names})
     outputs = _flatten(output)
     if own:
@@ -405,81 +394,3 @@ def _flatten(output: Any) -> list[Any]:
 
     leaves, _ = _pytree.tree_flatten(output)
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-
-@contextmanager
-def _given_masks(masks: list[Array]) -> Iterator[None]:
-    """Within the block torch's dropouts use these masks, in the order in which they are called."""
-    import torch
-    import torch.nn.functional as F
-    from torch.overrides import TorchFunctionMode
-
-    from .exporters.checkpoints import whole_checkpoints
-    from .exporters.functional_recurrent import visible_dropouts
-
-    pending = [torch.from_numpy(np.array(m)) for m in masks]
-
-    def drop(x: Any, p: float) -> Any:
-        if not pending:
-            raise _Random("torch calls more dropouts than the graph has")
-        mask = pending.pop(0)
-        # A channel's dropout has a mask of its own rank; any other mask has its input's elements.
-        return x * mask.to(x.dtype).reshape(mask.shape if mask.ndim == x.ndim else x.shape) / (1 - p)
-
-    class Masks(TorchFunctionMode):  # type: ignore[misc]  # torch's types are not followed
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs = dict(kwargs or {})
-            name = getattr(func, "__name__", "")
-            if name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"):
-                x = args[0] if args else kwargs.get("input")
-                p = float(args[1] if len(args) > 1 else kwargs.get("p", 0.5))
-                training = bool(args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", True)))
-                if not training or p == 0:
-                    return x
-                inplace = bool(args[3] if len(args) > 3 else kwargs.get("inplace", False))
-                return x.copy_(drop(x, p)) if inplace else drop(x, p)
-            if name == "scaled_dot_product_attention":
-                return attention(func, args, kwargs)
-            if name == "multi_head_attention_forward":
-                # A mode is not active inside the functions that it is shown, and this one calls dropouts of its own.
-                with patch.object(F, "dropout", inner_dropout), patch.object(F, "scaled_dot_product_attention", inner_attention):
-                    return func(*args, **kwargs)
-            if name in _RANDOM_FUNCTIONS:
-                raise _Random(f"the model draws random numbers by torch.{name}, which can't be compared")
-            return func(*args, **kwargs)
-
-    def attention(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-        values = {**dict(zip(names, args, strict=False)), **kwargs}
-        p = float(values.get("dropout_p") or 0.0)
-        if p == 0:
-            return func(*args, **kwargs)
-        query, key, value = values["query"], values["key"], values["value"]
-        if values.get("enable_gqa"):
-            key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
-            value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
-        scale = values.get("scale") or query.shape[-1] ** -0.5
-        scores = query @ key.transpose(-2, -1) * scale
-        if values.get("is_causal"):
-            keep = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-            scores = scores.masked_fill(~keep, float("-inf"))
-        mask = values.get("attn_mask")
-        if mask is not None:
-            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
-        weights = F.softmax(scores, -1)
-        if mask is not None and mask.dtype == torch.bool:
-            weights = weights * mask.any(-1, keepdim=True)  # a row without a single True attends to nothing
-        return drop(weights, p) @ value
-
-    def inner_dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-        return drop(x, p) if training and p > 0 else x
-
-    def inner_attention(*args: Any, **kwargs: Any) -> Any:
-        return attention(scaled_dot_product_attention, args, kwargs)
-
-    scaled_dot_product_attention = F.scaled_dot_product_attention
-    # A region that is recomputed in the backward pass would call its dropouts a second time.
-    with whole_checkpoints(), visible_dropouts(), Masks():
-        yield
-    if pending:
-        raise _Random(f"the graph has {len(pending)} dropouts more than torch calls")

@@ -73,6 +73,12 @@ def norm_artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 
 
 @pytest.fixture(scope="session")
+def noisy_artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """A perceptron that draws numbers."""
+    return _mlp(tmp_path_factory, "tests.factories:noisy_mlp", Optimizer("adamw", learning_rate=0.01))
+
+
+@pytest.fixture(scope="session")
 def sgd_artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """The perceptron with plain SGD."""
     return _mlp(tmp_path_factory, "tests.factories:tiny_mlp", Optimizer("sgd", learning_rate=0.1))

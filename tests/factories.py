@@ -73,6 +73,18 @@ def norm_mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(12, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
 
 
+class Noise(nn.Module):
+    """Every way to draw that a graph has: normal and uniform numbers, and whole rows that are dropped by chance."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = torch.bernoulli(torch.full((x.shape[0], 1), 0.8, dtype=x.dtype))
+        return x * kept + 0.1 * torch.randn_like(x) * torch.rand_like(x)
+
+
+def noisy_mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 32), Noise(), nn.Tanh(), nn.Linear(32, 4))
+
+
 def tiny_gpt2() -> nn.Module:
     from onnxremat.models.transformer import gpt2
 

@@ -22,7 +22,7 @@ from onnxremat.exporters import InputSpec, Loss, load_source
 from onnxremat.placement import UNLIMITED, place
 from onnxremat.problem import scheduling_problem
 from onnxremat.runtime.ort import onnxruntime
-from onnxremat.runtime.session import Options, execution_order, run_profiled, sample_arrays, with_dropout_seeds
+from onnxremat.runtime.session import Options, execution_order, run_profiled, sample_arrays, with_random_seeds
 from onnxremat.scheduler import Infeasible, Plan, PlanError, Problem, Step, Transfer, evaluate, plan_from_sequence, solve
 from onnxremat.training_graph import GRADIENT_BUFFER, LAZY_RESET, PHASE, TrainingGraph, build_training_graph
 
@@ -107,7 +107,7 @@ def _feeds(training: TrainingGraph, graph: ir.Graph) -> dict[str, Any]:
 def _run(model: ir.Model, training: TrainingGraph, tmp_path: Path, count: int = 2, defaults: bool = False) -> dict[str, Any]:
     """Two steps with seeded dropout: loss and everything that the graph wrote over its inputs."""
     ir.save(model, tmp_path / "m.onnx")
-    seeded = with_dropout_seeds(tmp_path / "m.onnx", 3)
+    seeded = with_random_seeds(tmp_path / "m.onnx", 3)
     feeds = _feeds(training, model.graph)
     losses = []
     if defaults:

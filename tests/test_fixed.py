@@ -21,7 +21,7 @@ from onnxremat.placement import UNLIMITED, bookkeeping_bytes, buffer_lifetimes, 
 from onnxremat.placement.simulate import Placement, place_buffers
 from onnxremat.runtime import block, worker
 from onnxremat.runtime.block import Block, fixed_session
-from onnxremat.runtime.session import BoundSession, Options, make_session, sample_arrays, with_dropout_seeds
+from onnxremat.runtime.session import BoundSession, Options, make_session, sample_arrays, with_random_seeds
 from onnxremat.schedule import Search, needed_budget, schedule_unscheduled
 from onnxremat.scheduler import Op, Plan, Problem, Tensor, evaluate
 from tests.factories import CNN_INPUT, CNN_LABEL
@@ -188,7 +188,7 @@ def _fixed_run(artifact: Artifact, model: bytes) -> tuple[BoundSession, Block, d
 
 
 def test_steps_in_two_threads_have_a_block_each(fixed_artifact: Artifact) -> None:
-    model = with_dropout_seeds(fixed_artifact.file(TRAINING), 1)
+    model = with_random_seeds(fixed_artifact.file(TRAINING), 1)
     plain = BoundSession(make_session(model, Options(threads=1)))
     expected = sample_arrays(plain.session, np.random.default_rng(0))
     plain.bind(expected)

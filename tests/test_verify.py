@@ -15,9 +15,10 @@ from torch import nn
 
 from onnxremat import Artifact
 from onnxremat.artifact import TRAINING, UNSCHEDULED
+from onnxremat.drawn import given_draws
 from onnxremat.errors import OnnxRematError
 from onnxremat.exporters import build_module
-from onnxremat.verification import _given_masks, compare_schedules, compare_with_torch, torch_error, verify_artifact
+from onnxremat.verification import compare_schedules, compare_with_torch, torch_error, verify_artifact
 
 from .factories import TinyCNN, alter_model
 
@@ -148,17 +149,17 @@ def test_masks_are_injected_in_order() -> None:
     rng = np.random.default_rng(0)
     masks = [rng.random((3, 4)) < 0.5 for _ in range(2)]
     x = torch.ones(3, 4)
-    with _given_masks(masks):
+    with given_draws(masks):
         found = _TwoDropouts()(x)
     np.testing.assert_allclose(found[0], masks[0] / 0.5)
     np.testing.assert_allclose(found[1], masks[1] / 0.75, rtol=1e-6)
-    with pytest.raises(OnnxRematError, match="more dropouts than the graph"), _given_masks(masks[:1]):
+    with pytest.raises(OnnxRematError, match="more dropouts than the graph"), given_draws(masks[:1]):
         _TwoDropouts()(x)
-    with pytest.raises(OnnxRematError, match="1 dropouts more than torch"), _given_masks([*masks, masks[0]]):
+    with pytest.raises(OnnxRematError, match="1 dropouts more than torch"), given_draws([*masks, masks[0]]):
         _TwoDropouts()(x)
-    with _given_masks([]):
+    with given_draws([]):
         assert torch.equal(_TwoDropouts().eval()(x), torch.stack([x, x])), "off in evaluation mode"
-    with pytest.raises(OnnxRematError, match=r"torch\.rand"), _given_masks([]):
+    with pytest.raises(OnnxRematError, match=r"torch\.rand"), given_draws([]):
         torch.rand(3)
 
 
@@ -167,7 +168,7 @@ def test_masks_of_attention_are_injected() -> None:
     query, key, value = (torch.from_numpy(rng.standard_normal((2, 3, 5, 4)).astype(np.float32)) for _ in range(3))
     keep = np.ones((2, 3, 5, 5), np.bool_)
     plain = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-    with _given_masks([keep]):
+    with given_draws([keep]):
         found = nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=0.2, is_causal=True)
     torch.testing.assert_close(found, plain / 0.8)
 
@@ -183,6 +184,25 @@ def test_dropout_masks_of_the_runtime_reach_torch(cnn_artifact: Artifact) -> Non
     module.drop.p = 0.0
     with pytest.raises(OnnxRematError, match="dropouts more than torch"):
         compare_with_torch(cnn_artifact, module, threads=1)
+
+
+def test_random_numbers_of_the_runtime_reach_torch(noisy_artifact: Artifact) -> None:
+    found = verify_artifact(noisy_artifact, steps=2, threads=1, measure=False)
+    assert len(noisy_artifact.manifest["roles"]["random_values"]) == 3
+    assert found.passed and found.bitwise_equal and found.reason == ""
+    assert found.max_relative_error_torch is not None and found.max_relative_error_torch < 1e-5
+
+
+def test_random_values_are_handed_out_in_order_and_shape() -> None:
+    uniform = np.asarray([[0.1, 0.6], [0.9, 0.3]], np.float32)
+    with given_draws([], [uniform, uniform, uniform]):
+        assert torch.equal(torch.rand(2, 2), torch.from_numpy(uniform))
+        assert torch.empty(2, 2).bernoulli_(0.5).tolist() == [[1, 0], [0, 1]]
+        assert torch.bernoulli(torch.full((2, 2), 0.2)).tolist() == [[1, 0], [0, 0]]
+    with pytest.raises(OnnxRematError, match=r"torch\.rand draws \(3,\), the graph \(2, 2\)"), given_draws([], [uniform]):
+        torch.rand(3)
+    with pytest.raises(OnnxRematError, match="draws 1 times more"), given_draws([], [uniform]):
+        pass
 
 
 def test_each_seed_draws_other_masks_and_batches(cnn_artifact: Artifact) -> None:

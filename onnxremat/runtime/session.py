@@ -21,6 +21,7 @@ import onnx
 from .. import spill
 from ..errors import ArtifactError, OutOfBudget, RuntimeUnavailable, SpillFailed
 from ..files import write_json
+from ..ops import traits
 from ..writes import writes_of
 from .cuda import PROVIDER, Cuda, DeviceArray, provider_options, require_cuda
 from .ort import onnxruntime
@@ -352,17 +353,24 @@ def sample_arrays(session: Any, rng: np.random.Generator) -> dict[str, Array]:
     return arrays
 
 
-def with_dropout_seeds(model: Path, seed: int) -> bytes:
-    """A model with a seed in every dropout, by which masks can be drawn again: each layer its own, the same in every schedule of a graph.
+def with_random_seeds(model: Path, seed: int) -> bytes:
+    """A model with a seed in every operator that draws, by which that is drawn again: each node its own, the same in every schedule of a graph.
 
-    Without seeds the masks differ from process to process.
+    Without seeds masks and numbers differ from process to process.
     """
     proto = onnx.load(str(model))
-    names = sorted(node.name for node in proto.graph.node if node.op_type == "Dropout")
-    for node in proto.graph.node:
-        if node.op_type == "Dropout":
-            node.attribute.append(onnx.helper.make_attribute("seed", seed * len(names) + names.index(node.name) + 1))
+    seed_nodes(proto, seed)
     return bytes(proto.SerializeToString())
+
+
+def seed_nodes(proto: onnx.ModelProto, seed: int) -> None:
+    """Give every operator that draws a seed of its own, in place, by the order of the nodes' names."""
+    drawing = sorted((node for node in proto.graph.node if traits(node.op_type, node.domain).random), key=lambda node: str(node.name))
+    for i, node in enumerate(drawing, 1):
+        kept = [attribute for attribute in node.attribute if attribute.name != "seed"]
+        del node.attribute[:]
+        value = seed * len(drawing) + i
+        node.attribute.extend([*kept, onnx.helper.make_attribute("seed", value if "Dropout" in node.op_type else float(value))])
 
 
 def with_extra_outputs(model: bytes, names: Sequence[str]) -> bytes:

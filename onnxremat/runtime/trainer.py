@@ -26,7 +26,7 @@ from .block import Block, fixed_session
 from .cuda import DeviceArray, DeviceMeter
 from .ort import require_training_package
 from .rates import Schedule
-from .session import BoundSession, Options, make_session, with_dropout_seeds
+from .session import BoundSession, Options, make_session, with_random_seeds
 
 Array = npt.NDArray[Any]
 
@@ -104,7 +104,7 @@ class Trainer:
         self._number = np.ones(1, np.int64)
         self._place()
         model = self.artifact.file(TRAINING if scheduled else UNSCHEDULED)
-        source = model if seed is None else with_dropout_seeds(model, seed)
+        source = model if seed is None else with_random_seeds(model, seed)
         self._block = Block.of(self.artifact) if capped and scheduled and self._options.cuda is None else None
         block, options = self._block, self._options
         self._step = BoundSession(make_session(source, options)) if block is None else fixed_session(source, block, options)

@@ -181,6 +181,7 @@ ROWS = [
     _pad("given axes", (2, 3, 4), [1, 2], None, const(np.array([-1])), torch_pads=[1, 2]),
     _pad("negative crops", (4, 5), [-1, 0, -2, -1], torch_pads=[0, -1, -1, -2]),
     _pad("crops and pads", (4, 5), [-1, 2, 3, -1], torch_pads=[2, -1, -1, 3]),
+    _pad("shifts", (4, 5), [1, -2, -1, 2], torch_pads=[-2, 2, 1, -1]),
     _pad("nothing", (2, 3), [0, 0, 0, 0], torch_pads=[0, 0, 0, 0]),
     Row(
         "Pad",

@@ -14,6 +14,7 @@ from onnxremat.graph import Expr, GraphBuilder
 from onnxremat.normalize import normalize
 from onnxremat.ops import MS
 from onnxremat.rewrites.einsum import parse
+from onnxremat.runtime.session import Options, make_session
 from tests.autodiff.support import add_input, new_builder
 
 
@@ -106,3 +107,16 @@ def test_padding_of_constant_lengths_costs_nothing_where_none_is_short() -> None
     normalize(op.graph)
     assert not {"Where", "Greater"} & {n.op_type for n in op.graph}
     assert all(isinstance(v.dtype, ir.DataType) for n in op.graph for v in n.outputs if v.name)
+
+
+def test_bernoulli_draws_ones_with_the_probability_given() -> None:
+    """ONNX Runtime's own gives them with one minus that."""
+    op = new_builder()
+    p = add_input(op, "p", (2, 10000))
+    drawn = op.node("Bernoulli", p, like=[p])[0]
+    op.graph.outputs[:] = [drawn.value]
+    normalize(op.graph)
+    model = ir.Model(op.graph, ir_version=10)
+    session = make_session(ir.serde.serialize_model(model).SerializeToString(), Options(threads=1))
+    (found,) = session.run(None, {"p": np.repeat(np.asarray([[0.1], [0.7]], np.float32), 10000, 1)})
+    np.testing.assert_allclose(found.mean(1), [0.1, 0.7], atol=0.03)

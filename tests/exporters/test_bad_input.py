@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,19 @@ def test_item() -> None:
 
 def test_an_exception_of_the_model_names_the_line() -> None:
     refused(lambda self, a: a @ torch.zeros(3, 3), r"test_bad_input.py:\d+")
+
+
+def test_a_line_inside_a_library_is_named_with_the_one_that_called_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "site-packages" / "somebodys.py"
+    library.parent.mkdir()
+    library.write_text("import torch\n\ndef longest(a):\n    return a if a.any() else -a\n\ndef made_up(a, mask=None):\n"
+                       "    if mask is None and not torch.compiler.is_compiling():\n        mask = a > 0\n    return a * mask.float()\n")
+    monkeypatch.syspath_prepend(str(library.parent))
+    import somebodys
+
+    called = r"called at test_bad_input.py:\d+: .*"
+    refused(lambda self, a: somebodys.longest(a), rf"somebodys.py:4 \(return a if a.any\(\) else -a\), {called}torch.where or masks")
+    refused(lambda self, a: somebodys.made_up(a), rf"somebodys.py:9 .*{called}torch runs it, .*give forward the inputs that it makes up")
 
 
 def test_wrong_shape_and_dtype() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributions import Normal, RelaxedBernoulli, kl_divergence
 
 from onnxremat.exporters import ExportError, InputSpec, export_torch
 from tests.models.training import TOLERANCE, compare_training
@@ -211,7 +212,26 @@ LOSSES = {
         reduction="sum",
     ),
 }
+SHIFTS = {  # of the shape of their argument, and no no-ops
+    "later": lambda h: F.pad(signal(h), (1, -1)),
+    "earlier": lambda h: F.pad(image(h), (0, 0, -1, 1)),
+    "rolled": lambda h: h.roll((1, -2), (0, 1)),
+    "flipped": lambda h: h.flip(1),
+}
+DRAWS = {
+    "uniform": lambda h: h * torch.empty_like(h).uniform_(-1, 2),
+    "normal": lambda h: h * torch.empty_like(h).normal_(1, 2) + torch.normal(h.detach(), 0.1),
+    "row dropped by chance": lambda h: h * h.new_empty(4, 1).bernoulli_(0.7),
+    "element by chance": lambda h: h * torch.bernoulli(h.detach().sigmoid()),
+    "gumbel": lambda h: F.gumbel_softmax(h, tau=0.7),
+    "gumbel with hard choice": lambda h: F.gumbel_softmax(h, hard=True) * h,
+    "exponential": lambda h: h * torch.empty_like(h).exponential_(2.0),
+    "distribution": lambda h: Normal(h, h.exp()).rsample() + kl_divergence(Normal(h, h.exp()), Normal(0.0, 1.0)),
+    "relaxed": lambda h: RelaxedBernoulli(torch.tensor(0.5), logits=h).rsample(),
+}
 GROUPS: dict[str, Mapping[str, Function]] = {
+    "shifts": SHIFTS,
+    "draws": DRAWS,
     "scatters": SCATTERS,
     "pools": POOLS,
     "sequences": SEQUENCES,

@@ -25,6 +25,38 @@ class Bag(nn.Module):
         return self.out(self.bag(x))
 
 
+class Bags(nn.Module):
+    """Bags of any size, by where each one starts; the second is empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.sum = nn.EmbeddingBag(11, 6), nn.EmbeddingBag(11, 6, mode="sum", include_last_offset=True)
+        self.max = nn.EmbeddingBag(11, 6, mode="max", padding_idx=3)
+
+    def forward(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        starts = torch.tensor([0, 2, 2, 5])
+        ends = torch.cat([starts, torch.tensor([8])])
+        return self.mean(x, starts) + self.sum(x, ends, per_sample_weights=weights) + self.max(x, starts)
+
+
+class Converted(nn.Module):
+    """Modules that convert themselves to what they are, parameters without elements, and one that a constant mask leaves unread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.rest = nn.Linear(8, 5), nn.Linear(8, 0)
+        self.mask = nn.Parameter(torch.ones(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.cat([self.inner.to(x.dtype)(x), self.rest(x)], -1)
+        return torch.where(torch.ones(5) == 0, self.mask, y)
+
+
+def spectral_norm(module: nn.Module) -> nn.Module:
+    """The older form, by a hook."""
+    return nn.utils.spectral_norm(module)
+
+
 class Checkpointed(nn.Module):
     def __init__(self, reentrant: bool) -> None:
         super().__init__()
@@ -112,6 +144,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], list[str], str | None]] = {
     "bag sum with padding": (lambda: Bag(mode="sum", padding_idx=0), [IDS], "mse"),
     "bag mean with padding": (lambda: Bag(padding_idx=0), [IDS], "mse"),
     "bag max with padding": (lambda: Bag(mode="max", padding_idx=0), [IDS], "mse"),
+    "bags of any size": (Bags, ["x=8:int64:11", "weights=8"], "mse"),
+    "conversions and idle parameters": (Converted, ["x=4x8"], "mse"),
+    "older spectral norm": (lambda: nn.Sequential(spectral_norm(nn.Linear(8, 8)), nn.Tanh(), spectral_norm(nn.Linear(8, 5))), ["x=4x8"], "mse"),
     "checkpoint": (lambda: Checkpointed(False), ["x=4x8"], "mse"),
     "reentrant checkpoint": (lambda: Checkpointed(True), ["x=4x8"], "mse"),
     "in-place dropout": (lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2, inplace=True), nn.ReLU(inplace=True)), ["x=4x8"], "mse"),

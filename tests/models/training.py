@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from onnxremat.drawn import given_draws
 from onnxremat.exporters import InputSpec, Loss, export_torch
 from onnxremat.exporters.trace import bind_inputs
 from onnxremat.optimizers import Optimizer
-from onnxremat.runtime.session import BoundSession, Options, make_session
+from onnxremat.runtime.session import BoundSession, Options, make_session, seed_nodes
 from onnxremat.training_graph import GRADIENT_BUFFER, LAZY_RESET, TrainingGraph, build_training_graph
-from onnxremat.verification import _given_masks
 from tests.exporters.support import tensors_of
 
 Array = npt.NDArray[Any]
@@ -56,7 +56,7 @@ def compare_training(
     steps: int = STEPS,
     batches: Sequence[Mapping[str, Array]] | None = None,
 ) -> Comparison:
-    """Trains ``steps`` steps on both sides from the same parameters and with the same dropout masks.
+    """Trains ``steps`` steps on both sides from the same parameters and with the same dropout masks and random numbers.
 
     Each step compares loss and gradients; the state (running statistics) evolves on either side by itself.  Torch computes in float64; what
     its own float32 result is off by, ten times over, counts as rounding (``excused``), to one percent.
@@ -64,8 +64,8 @@ def compare_training(
     specs = [s if isinstance(s, InputSpec) else InputSpec.parse(s) for s in inputs]
     targets = [s if isinstance(s, InputSpec) else InputSpec.parse(s) for s in labels]
     training = build_training_graph(export_torch(module, specs, targets, loss, seed), Optimizer("sgd"))
-    masks = [str(n.outputs[1].name) for n in training.graph if n.op_type == "Dropout"]
-    session = _session(training, masks, seed)
+    masks, values = training.dropout_masks, training.random_values
+    session = _session(training, [*masks, *values], seed)
     arrays = _arrays(training)
     session.bind(arrays)
     sides = {dtype: copy.deepcopy(module).to(dtype) for dtype in (torch.float32, torch.float64)}
@@ -78,10 +78,10 @@ def compare_training(
             if name in arrays:
                 arrays[name][...] = array
         outputs = dict(zip(session.outputs, session.run(), strict=True))
-        drawn = [outputs[name] for name in masks]
+        drawn = ([outputs[name] for name in masks], [outputs[name] for name in values])
         found = {"loss": outputs[training.loss]} | {n: arrays[n + GRADIENT_BUFFER].copy() for n in training.trainable}
         found |= {n: arrays[n].copy() for n in training.state}
-        wanted = {dtype: _torch_step(clone, training, batch, names, Loss.of(loss), drawn) for dtype, clone in sides.items()}
+        wanted = {dtype: _torch_step(clone, training, batch, names, Loss.of(loss), *drawn) for dtype, clone in sides.items()}
         _note(result, found, wanted[torch.float32], wanted[torch.float64])
         for name in training.trainable:
             arrays[name] -= np.float32(0.01) * arrays[name + GRADIENT_BUFFER]
@@ -113,14 +113,11 @@ def assert_trains_as_torch(
     raise AssertionError(f"worst relative errors of three tries: {found}")
 
 
-def _session(training: TrainingGraph, masks: Sequence[str], seed: int) -> BoundSession:
+def _session(training: TrainingGraph, shown: Sequence[str], seed: int) -> BoundSession:
     model = ir.serde.serialize_model(training.model)
     known = {value.name: value for value in model.graph.value_info}
-    model.graph.output.extend(known[name] for name in masks)
-    import onnx
-
-    for i, node in enumerate(n for n in model.graph.node if n.op_type == "Dropout"):
-        node.attribute.append(onnx.helper.make_attribute("seed", 1000 * seed + i + 1))
+    model.graph.output.extend(known[name] for name in shown)
+    seed_nodes(model, seed)
     return BoundSession(make_session(model.SerializeToString(), Options(threads=1)))
 
 
@@ -137,14 +134,20 @@ def _arrays(training: TrainingGraph) -> dict[str, Array]:
 
 
 def _torch_step(
-    module: nn.Module, training: TrainingGraph, batch: Mapping[str, Array], names: Sequence[str], loss: Loss | None, masks: list[Array]
+    module: nn.Module,
+    training: TrainingGraph,
+    batch: Mapping[str, Array],
+    names: Sequence[str],
+    loss: Loss | None,
+    masks: Sequence[Array],
+    values: Sequence[Array],
 ) -> dict[str, Array]:
     dtype = next(p.dtype for p in module.parameters() if p.dtype.is_floating_point)
     tensors = {n: torch.from_numpy(np.array(a)) for n, a in batch.items()}
     tensors = {n: t.to(dtype) if t.is_floating_point() else t for n, t in tensors.items()}
     keywords = bind_inputs(module, names)
     module.zero_grad()
-    with _given_masks(masks), _default_dtype(dtype), _groups_of_any_dtype():
+    with given_draws(masks, values), _default_dtype(dtype), _groups_of_any_dtype():
         called = {n: tensors[n] for n in names}
         output = module(**called) if keywords is not None else module(*called.values())
     flat = tensors_of(output)

@@ -13,7 +13,7 @@ import numpy as np
 from onnxremat.artifact import TRAINING, UNSCHEDULED, Artifact
 from onnxremat.runtime.ort import onnxruntime
 from onnxremat.runtime.run import run_artifact
-from onnxremat.runtime.session import LEVELS, BoundSession, Options, execution_order, make_session, run_profiled, with_dropout_seeds
+from onnxremat.runtime.session import LEVELS, BoundSession, Options, execution_order, make_session, run_profiled, with_random_seeds
 from onnxremat.runtime.trainer import Trainer
 from onnxremat.safetensors import load_tensors
 
@@ -26,7 +26,7 @@ def levels(path: str) -> dict[str, Any]:
         options = Options(threads=1, arena=False, level=level, file_order=False)
         rows = {}
         for name in (TRAINING, UNSCHEDULED):
-            model = with_dropout_seeds(artifact.file(name), 1)
+            model = with_random_seeds(artifact.file(name), 1)
             arrays = _arrays(artifact, model)
             bound = BoundSession(make_session(model, options))
             bound.bind({n: arrays[n] for n in bound.inputs})
