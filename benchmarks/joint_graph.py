@@ -1,10 +1,11 @@
 """How lean the joint graph of forward and backward is: nodes, and bytes kept alive for backward.
 
-    python -m benchmarks.joint_graph [CASE ...]
+    python -m benchmarks.joint_graph [--operators] [CASE ...]
 
 The same forward graph is given to onnxremat, to ONNX Runtime's gradient builder and, where it is installed, to onnx-ad.  Kept for backward
 are the storages that the forward part (what the loss depends on) makes and another node reads; a batch, weights and views take nothing.  Nodes are
 those that loss and gradients depend on; the updates of running statistics, which the other two leave out, are counted apart.
+ONNX Runtime's builder fails where a LayerNormalization has one output, as torch exports it: it is given the statistics too.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -82,11 +84,16 @@ def _ancestors(problem: Problem, tensors: Iterable[int]) -> set[int]:
     return found
 
 
+def needed_ops(problem: Problem) -> set[int]:
+    """The ops that loss and gradients depend on."""
+    return _ancestors(problem, [t for t, tensor in enumerate(problem.tensors) if tensor.output])
+
+
 def figures(problem: Problem, loss: str) -> list[str]:
     """Nodes that loss and gradients depend on, other nodes, and MiB of the storages that the loss's ancestors make and other nodes read."""
     ops, tensors, root = problem.ops, problem.tensors, problem.index.root
     forward = _ancestors(problem, [t for t, tensor in enumerate(tensors) if tensor.name == loss])
-    needed = _ancestors(problem, [t for t, tensor in enumerate(tensors) if tensor.output])
+    needed = needed_ops(problem)
     backward = [op for number, op in enumerate(ops) if number not in forward]
     kept = {root[t] for op in backward for t in op.inputs if tensors[root[t]].producer in forward}
     return [str(len(needed)), str(len(ops) - len(needed)), f"{sum(tensors[t].bytes for t in kept) / 2**20:.1f}"]
@@ -113,6 +120,21 @@ def ours(case: Case, folder: Path) -> tuple[Path, str]:
     return folder / "ours.onnx", training.loss
 
 
+def operators(path: Path, problem: Problem) -> Counter[str]:
+    """How many nodes of each kind loss and gradients depend on."""
+    kinds = {node.name: node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
+    return Counter(kinds[problem.ops[op].name] for op in needed_ops(problem))
+
+
+def with_statistics(path: Path) -> None:
+    """Give every LayerNormalization its outputs of mean and deviation."""
+    model = onnx.load(path)
+    for i, node in enumerate(n for n in model.graph.node if n.op_type == "LayerNormalization"):
+        del node.output[1:]
+        node.output.extend((f"layer_norm_mean_{i}", f"layer_norm_deviation_{i}"))
+    onnx.save(onnx.shape_inference.infer_shapes(model), path)
+
+
 def ort_job(model: str, parameters: list[str], folder: str) -> None:
     """In a worker: the training graph of ONNX Runtime's gradient builder."""
     from onnxruntime.training import artifacts
@@ -122,6 +144,7 @@ def ort_job(model: str, parameters: list[str], folder: str) -> None:
 
 def ort(case: Case, folder: Path) -> tuple[Path, str]:
     parameters = save_forward(case, folder / "forward.onnx")
+    with_statistics(folder / "forward.onnx")
     worker.call("benchmarks.joint_graph:ort_job", model=str(folder / "forward.onnx"), parameters=parameters, folder=str(folder))
     return folder / "training_model.onnx", onnx.load(str(folder / "forward.onnx")).graph.output[0].name
 
@@ -152,10 +175,12 @@ BUILDERS: dict[str, Callable[[Case, Path], tuple[Path, str]]] = {"onnxremat": ou
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", default=list(CASES), metavar="CASE")
+    parser.add_argument("--operators", action="store_true", help="also list the kinds of nodes of which onnxremat and another have unequal numbers")
     options = parser.parse_args()
     print(machine())
     rows = []
     for name in options.cases:
+        kinds: dict[str, Counter[str]] = {}
         for builder, build in BUILDERS.items():
             if builder == "onnx-ad" and importlib.util.find_spec("onnx_ad") is None:
                 rows.append([name, builder, "not installed", "", ""])
@@ -163,10 +188,16 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as text:
                 try:
                     path, loss = build(CASES[name], Path(text))
-                    rows.append([name, builder, *figures(problem_from_file(path), loss)])
+                    problem = problem_from_file(path)
+                    kinds[builder] = operators(path, problem)
+                    rows.append([name, builder, *figures(problem, loss)])
                 except Exception as error:
                     rows.append([name, builder, "fails", "", " ".join(str(error).split())[:100]])
             print(table(["model", "by", "nodes", "state updates", "MiB kept"], rows[-1:]).splitlines()[-1], flush=True)
+        if options.operators:
+            names = sorted(set().union(*kinds.values()), key=lambda kind: (-max(k[kind] for k in kinds.values()), kind))
+            unequal = [[kind, *(str(k[kind]) for k in kinds.values())] for kind in names if len({k[kind] for k in kinds.values()}) > 1]
+            print("\n" + table(["operator", *kinds], unequal) + "\n", flush=True)
     print()
     print(table(["model", "by", "nodes", "state updates", "MiB kept"], rows))
 
