@@ -65,6 +65,7 @@ def import_onnx(
         append_loss(graph, chosen, labels)
         infer_shapes(graph.model)
         return graph
+    _inline_functions(model, path)
     _check_operators(model, path)
     model = _convert(model, path)
     passes.RemoveInitializersFromInputsPass()(model)
@@ -126,6 +127,20 @@ def _again(
         graph.frozen = (*graph.frozen, *(n for n in graph.trainable if n not in trainable))
         graph.trainable = tuple(n for n in graph.trainable if n in trainable)
     return graph
+
+
+def _inline_functions(model: ir.Model, path: str | Path) -> None:
+    """Before all else: no conversion of opsets, and no check of operators, looks into a function."""
+    if not model.functions:
+        return
+    try:
+        passes.InlinePass()(model)
+    except Exception as error:  # the pass wraps what it raises
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise ExportError(str(path), f"its functions cannot be inlined: {cause}", "export it without functions, or with one opset for all") from error
+    model.functions.clear()
 
 
 def _check_operators(model: ir.Model, path: str | Path) -> None:

@@ -22,7 +22,7 @@ def normalize(graph: ir.Graph) -> None:
     """Rewrite a typed forward graph in place.
 
     Operators that are trained through as compositions are written out first (``onnxremat.rewrites``), then functions that the runtime
-    would inline; the tanh form of GELU becomes one node, transposes of matrix operands move into the product.
+    would inline; the tanh form of GELU becomes one node, transposes and constant factors of matrix operands move into the product.
     """
     expand(graph)
     for op_type, rewrite in _REWRITES:
@@ -67,6 +67,19 @@ def _source_before(node: ir.Node) -> ir.Value | None:
     return source if lossless else None
 
 
+def broadcast_expands(graph: ir.Graph) -> None:
+    """Let elementwise arithmetic broadcast what an Expand has spread, where its other operand has the whole shape: a copy less."""
+    for node in [n for n in graph if n.op_type == "Expand" and not n.domain]:
+        source, spread = node.inputs[0], node.outputs[0]
+        for user, index in [(use.node, use.idx) for use in spread.uses()]:
+            other = user.inputs[1 - index] if user.op_type in _ARITHMETIC and not user.domain else None
+            if other is not None and other is not spread and static_shape(other) == static_shape(user.outputs[0]):
+                user.replace_input_with(index, source)
+
+
+_ARITHMETIC = ("Add", "Sub", "Mul", "Div")
+
+
 def _scalar(value: ir.Value | None) -> float | None:
     if value is None or value.const_value is None or value.const_value.size != 1:
         return None
@@ -106,11 +119,26 @@ def _batch_norm(op: GraphBuilder, node: ir.Node) -> list[Expr | None] | None:
         training_mode=1,
     )
 
-    def follow(running: Expr, batch: Expr) -> Expr:
-        return running * momentum + batch * (1.0 - momentum)
+    def follow(index: int, running: Expr, batch: Expr) -> Expr | None:
+        new = node.outputs[index] if index < len(node.outputs) else None
+        if new is None or not (new.uses() or new.is_graph_output()):
+            return None
+        # torch's variance is the unbiased one: what is fed, and what comes of it, is scaled by constants.
+        source, fed = next(_factors(running.value, "Mul"), (running.value, 1.0))
+        reader = new.uses()[0].node if len(new.uses()) == 1 and not new.is_graph_output() else None
+        scaled = next((c for v, c in _factors(reader.outputs[0], "Mul") if v is new), None) if reader is not None else None
+        if reader is None or scaled is None:
+            return running * momentum + batch * (1.0 - momentum)
+        following, op.before = op.before, reader
+        result = op.wrap(source) * (momentum * fed * scaled) + batch * ((1.0 - momentum) * scaled)
+        op.before = following
+        (old,) = reader.outputs
+        old.replace_all_uses_with(result.value, replace_graph_outputs=True)
+        old.name, result.value.name = f"{old.name}_replaced", old.name
+        op.graph.remove(reader, safe=True)
+        return None
 
-    used = [index < len(node.outputs) and bool(node.outputs[index].uses() or node.outputs[index].is_graph_output()) for index in (1, 2)]
-    return [y, follow(mean, batch_mean) if used[0] else None, follow(var, batch_var) if used[1] else None]
+    return [y, follow(1, mean, batch_mean), follow(2, var, batch_var)]
 
 
 def _hard_swish(op: GraphBuilder, node: ir.Node) -> Expr:
@@ -198,6 +226,59 @@ def _fold_transpose(op: GraphBuilder, node: ir.Node) -> Expr | None:
     return matmul(op.wrap(left), op.wrap(right), trans_a, trans_b)
 
 
+def _fold_scale(op: GraphBuilder, node: ir.Node) -> Expr | None:
+    """``c (A @ B)`` and ``(c A) @ B`` for a constant c become one FusedMatMul, where nothing else reads what c scales."""
+    from .autodiff.rules_linalg import matmul
+
+    if node.op_type == "MatMul" or node.domain:
+        operands, factor = _unscaled(node)
+        product = node
+    else:
+        found = next(((v.producer(), c) for v, c in _scaled(node.outputs[0]) if _is_product(v) and _only_read_once(v)), None)
+        if found is None or found[0] is None:
+            return None
+        product, factor = found
+        operands = list(product.inputs)
+    a, b = (op.wrap(v) for v in operands if v is not None)
+    if factor == 1.0 or min(a.rank, b.rank) < 2:
+        return None
+    attributes = product.attributes
+    trans_a, trans_b = (bool(attributes.get_int(name, 0)) for name in ("transA", "transB"))
+    return matmul(a, b, trans_a, trans_b, attributes.get_float("alpha", 1.0) * factor)
+
+
+def _unscaled(product: ir.Node) -> tuple[list[ir.Value | None], float]:
+    """The operands of a product without constants that scale them, and these constants multiplied."""
+    operands, factor = list(product.inputs), 1.0
+    for i, value in enumerate(operands):
+        found = next(_scaled(value), None) if value is not None and _only_read_once(value) else None
+        if found is not None:
+            operands[i], factor = found[0], factor * found[1]
+    return operands, factor
+
+
+def _scaled(value: ir.Value | None) -> Iterator[tuple[ir.Value, float]]:
+    """The ways to read a value as an operand of its own shape times a constant."""
+    for operand, constant in _factors(value, "Mul"):
+        if value is not None and static_shape(operand) == static_shape(value):
+            yield operand, constant
+    node = value.producer() if value is not None else None
+    divisor = _scalar(node.inputs[1]) if node is not None and node.op_type == "Div" and not node.domain else None
+    if node is not None and value is not None and divisor and node.inputs[0] is not None and static_shape(node.inputs[0]) == static_shape(value):
+        yield node.inputs[0], 1.0 / divisor
+
+
+def _only_read_once(value: ir.Value) -> bool:
+    return len(value.uses()) == 1 and not value.is_graph_output()
+
+
+def _is_product(value: ir.Value) -> bool:
+    node = value.producer()
+    if node is None or (node.domain, node.op_type) not in (("", "MatMul"), (MS, "FusedMatMul")):
+        return False
+    return not any(name in node.attributes and node.attributes[name].value for name in ("transBatchA", "transBatchB"))
+
+
 def _untransposed(value: ir.Value) -> tuple[ir.Value, bool]:
     node = value.producer()
     if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
@@ -214,6 +295,10 @@ _REWRITES: list[tuple[str, Rewrite]] = [
     ("HardSwish", _hard_swish),
     ("Tanh", _gelu_tanh),
     ("MatMul", _fold_transpose),
+    ("MatMul", _fold_scale),
+    ("FusedMatMul", _fold_scale),
+    ("Mul", _fold_scale),
+    ("Div", _fold_scale),
 ]
 
 

@@ -15,7 +15,7 @@ from .errors import DifferentiationError
 from .exporters import ForwardGraph, InputSpec
 from .graph import GraphBuilder, nbytes
 from .nchwc import block_convolutions
-from .normalize import merge_casts, normalize, remove_dead
+from .normalize import broadcast_expands, merge_casts, normalize, remove_dead
 from .ops import MS, traits
 from .optimizers import IR_VERSION, LEARNING_RATE, STEP, Optimizer, Update, add_updates
 from .targets import ORT_TRAINING, Target, lower
@@ -194,6 +194,7 @@ def build_training_graph(
     _split_dropout(op)
     graph.outputs[:] = outs
     merge_casts(graph)
+    broadcast_expands(graph)
     remove_dead(graph, [*outs, *written])
     lower(graph, target)
     if conv_layout == "nchwc":
@@ -275,8 +276,11 @@ def _write_state(op: GraphBuilder, state: Mapping[str, tuple[ir.Value, ir.Value]
         next_value = op.wrap(new)
         if old.dtype != ir.DataType.FLOAT:
             assert old.dtype is not None
-            next_value = next_value.cast(ir.DataType.FLOAT)
+            step = _step(old, new)
+            # A counter that only its own sum reads needs no integers at all.
+            next_value = next_value.cast(ir.DataType.FLOAT) if step is None else op.wrap(old)
             hold_as_float(op.graph, old)
+            next_value = next_value if step is None else next_value + step
         (flag,) = op.node(
             OVERWRITER,
             old,
@@ -288,6 +292,16 @@ def _write_state(op: GraphBuilder, state: Mapping[str, tuple[ir.Value, ir.Value]
         )
         flags.append(flag.value)
     return flags
+
+
+def _step(old: ir.Value, new: ir.Value) -> float | None:
+    """What is added to a counter to give its next value, where that is a constant."""
+    node = new.producer()
+    if node is None or node.op_type != "Add" or node.domain or old not in node.inputs:
+        return None
+    other = node.inputs[1] if node.inputs[0] is old else node.inputs[0]
+    constant = other.const_value if other is not None else None
+    return float(constant.numpy().reshape(())) if constant is not None and constant.size == 1 else None
 
 
 def hold_as_float(graph: ir.Graph, value: ir.Value) -> None:

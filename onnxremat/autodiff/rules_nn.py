@@ -21,10 +21,9 @@ def _batch_normalization(c: Context) -> Sequence[Expr | None]:
         raise c.refuse("a gradient flows into its running statistics only")
     channel = (1, x.shape[1]) + (1,) * (x.rank - 2)
     if not int(c.attr("training_mode", 0)):
-        factor = c.op("Reciprocal", c.op("Sqrt", c.input(4) + float(c.attr("epsilon", 1e-5))))
+        factor = c.op("Pow", c.input(4) + float(c.attr("epsilon", 1e-5)), -0.5)
         dx = g * (scale * factor).reshape(channel) if c.wants(0) else None
-        centred = (x - c.input(3).reshape(channel)) * factor.reshape(channel) if c.wants(1) else None
-        dscale = channel_sum(g * centred) if centred is not None else None
+        dscale = channel_sum(g * (x - c.input(3).reshape(channel))) * factor if c.wants(1) else None
         if c.wants(3) or c.wants(4):
             raise c.refuse("its running statistics are to be trained; freeze them")
         return [dx, dscale, channel_sum(g) if c.wants(2) else None]

@@ -23,8 +23,10 @@ _MORE_THAN_A_SUM = ("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "
 
 
 def _spread(c: Context, g: Expr) -> Expr:
-    """The gradient with the reduced axes put back as 1, ready to broadcast over the input."""
+    """The gradient with the reduced axes put back as 1, ready to broadcast over the input; a scalar broadcasts as it is."""
     axes = _axes(c)
+    if not g.rank:
+        return g
     return g.reshape([1 if i in axes else d for i, d in enumerate(c.x0.shape)])
 
 

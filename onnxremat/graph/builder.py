@@ -101,6 +101,9 @@ class Expr:
     def sum(self, axes: Sequence[int], keepdims: bool = False) -> Expr:
         if not axes:
             return self
+        axes = [axis % self.rank for axis in axes]
+        if all(self.shape[axis] == 1 for axis in axes):
+            return self if keepdims else self.reshape([size for axis, size in enumerate(self.shape) if axis not in axes])
         return self.op("ReduceSum", self, np.asarray(list(axes), np.int64), keepdims=int(keepdims))
 
     def expand(self, shape: Sequence[int]) -> Expr:
