@@ -81,7 +81,8 @@ def compiled(gradient: Gradient, by_kernel: bool, threads: int) -> tuple[BoundSe
         return graph.inputs[-1]
 
     xs = [feed(f"x{i}", shape) for i, shape in enumerate(gradient.inputs)]
-    ys = [y.value for y in op.node(gradient.operator, *xs, domain=gradient.domain, outputs=gradient.outputs if by_kernel else 1, **gradient.attributes)]
+    outputs = gradient.outputs if by_kernel else 1
+    ys = [y.value for y in op.node(gradient.operator, *xs, domain=gradient.domain, outputs=outputs, **gradient.attributes)]
     g = feed("g", static_shape(ys[0]))
     if by_kernel:
         named = {"g": g} | {f"x{i}": x for i, x in enumerate(xs)} | {f"y{i}": y for i, y in enumerate(ys)}

@@ -24,6 +24,7 @@ __all__ = ["RANDOM_OPS", "clean", "infer_shapes"]
 
 RANDOM_OPS = frozenset({"Dropout", "RandomUniform", "RandomNormal", "RandomUniformLike", "RandomNormalLike", "Multinomial", "Bernoulli"})
 """Operators that draw numbers: never folded, never merged."""
+_SEQUENCES = frozenset({"SequenceEmpty", "SequenceConstruct", "SequenceInsert", "SequenceErase", "SplitToSequence"})
 _FEW = 1024
 _FOLD_BYTES = 64 << 20
 """Constants above this many bytes are computed at run time: folding them would make them resident for good."""
@@ -92,11 +93,22 @@ def _shapes(model: ir.Model) -> None:
     for value in model.graph.initializers.values():
         if value.const_value is not None and value.shape is not None and not value.shape.is_static():
             value.shape = ir.Shape(value.const_value.shape.numpy())
+    _mark_sequences(model)
     known = False
     while not known:  # what is behind a fused operator is inferred in the next round
         with quiet():
             passes.ShapeInferencePass(check_type=True, strict_mode=True, data_prop=True)(model)
+            _mark_sequences(model)
         known = not infer_fused_shapes(model)
+
+
+def _mark_sequences(model: ir.Model) -> None:
+    """Sequences have the type of a sequence: the pass takes their elements' for it, which the next inference then contradicts."""
+    for node in model.graph:
+        if node.op_type in _SEQUENCES and not node.domain:
+            (value,) = node.outputs
+            if value.dtype is not None:
+                value.type = ir.SequenceType(ir.TensorType(value.dtype))
 
 
 def infer_shapes(model: ir.Model) -> None:
@@ -109,6 +121,8 @@ def infer_shapes(model: ir.Model) -> None:
     values = list(model.graph.inputs) + [value for node in model.graph for value in node.outputs]
     for value in values:
         if not value.name:
+            continue
+        if isinstance(value.type, ir.SequenceType):
             continue
         if value.shape is None or value.dtype is None or not value.shape.is_static():
             if not value.uses() and not value.is_graph_output() and value.producer() is not None:

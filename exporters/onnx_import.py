@@ -16,6 +16,7 @@ from .errors import ExportError
 from .forward_graph import IR_VERSION, OPSET, ForwardGraph, InputSpec, has_roles, read_model
 from .group_norm import write_out_group_normalizations
 from .losses import Loss, append_loss
+from .places import place_of
 from .roles import rename_values, unique_name
 from .train_mode import turn_to_training
 from .unfuse import unfuse
@@ -27,7 +28,8 @@ __all__ = ["import_onnx"]
 _DOMAINS = ("", "ai.onnx", "com.microsoft")
 _LARGE_BYTES = 1 << 16
 """Weights beyond this many bytes are kept out of the opset conversion: it needs none of their values, and a message ends at 2 GiB."""
-_UNFED = (ir.DataType.STRING, ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)
+_COMPLEX = {ir.DataType.COMPLEX64, ir.DataType.COMPLEX128}
+_UNFED = {ir.DataType.STRING, *_COMPLEX}
 
 
 def import_onnx(
@@ -145,10 +147,15 @@ def _inline_functions(model: ir.Model, path: str | Path) -> None:
 
 def _check_operators(model: ir.Model, path: str | Path) -> None:
     for node in model.graph:
-        if node.domain not in _DOMAINS and node.op_identifier() not in model.functions:
-            raise ExportError(
-                f"{node.op_type} {node.name} in {path}", f"operator domain {node.domain} is unknown", "export it with standard operators"
-            )
+        where = f"{node.op_type} {node.name} in {path}{place_of(node)}"
+        if node.domain not in _DOMAINS:
+            raise ExportError(where, f"operator domain {node.domain} is unknown", "export it with standard operators")
+        version = model.opset_imports.get("", model.opset_imports.get("ai.onnx", OPSET))
+        if node.domain in ("", "ai.onnx") and not onnx.defs.has(node.op_type, version, ""):
+            raise ExportError(where, f"ONNX opset {version} has no such operator", "export it with standard operators")
+        made = {value.dtype for value in node.outputs} | {ir.DataType(node.attributes.get_int("to", 0)) if node.op_type == "Cast" else None}
+        if made & _COMPLEX:
+            raise ExportError(where, "complex tensors have no gradient here", "use pairs of real tensors")
 
 
 def _convert(model: ir.Model, path: str | Path) -> ir.Model:

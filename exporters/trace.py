@@ -107,6 +107,7 @@ def _trace(module: nn.Module, names: Sequence[str], example: Sequence[torch.Tens
         unproven.append(function)
         raise UnprovenFunction(function.__qualname__)
 
+    failure: Exception | None = None
     recorded: list[str] = []
     buffers = tuple(name for name, _ in module.named_buffers())
     original = module.forward
@@ -140,7 +141,9 @@ def _trace(module: nn.Module, names: Sequence[str], example: Sequence[torch.Tens
         except Exception as error:  # torch.export raises whatever the user's code raises
             if unproven:
                 raise UnprovenFunction(unproven[0].__qualname__) from error
-            raise _untraceable(module, error, lambda: _runs(module, keywords, example)) from error
+            failure = error
+    if failure is not None:  # told here, where the module is its own again
+        raise _untraceable(module, failure, lambda: _runs(module, keywords, example)) from failure
     inline_grad_regions(program)
     _check_values(module, program)
     return TracedModule(program, tuple(recorded), buffers)
@@ -153,6 +156,8 @@ def _flatten(value: Any, path: str, flat: list[tuple[str, torch.Tensor]]) -> Non
         return
     if value is None:
         return
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        raise ExportError(f"output {path or '0'} of the model", "a Python value computed from data", "keep it a tensor (no .item(), no .tolist())")
     items: list[tuple[str, Any]]
     if isinstance(value, Mapping):
         items = [(str(key), item) for key, item in value.items()]

@@ -125,7 +125,7 @@ def _batch_norm(op: GraphBuilder, node: ir.Node) -> list[Expr | None] | None:
             return None
         # torch's variance is the unbiased one: what is fed, and what comes of it, is scaled by constants.
         source, fed = next(_factors(running.value, "Mul"), (running.value, 1.0))
-        reader = new.uses()[0].node if len(new.uses()) == 1 and not new.is_graph_output() else None
+        reader = next(iter(new.uses())).node if _only_read_once(new) else None
         scaled = next((c for v, c in _factors(reader.outputs[0], "Mul") if v is new), None) if reader is not None else None
         if reader is None or scaled is None:
             return running * momentum + batch * (1.0 - momentum)
@@ -231,13 +231,13 @@ def _fold_scale(op: GraphBuilder, node: ir.Node) -> Expr | None:
     from .autodiff.rules_linalg import matmul
 
     if node.op_type == "MatMul" or node.domain:
-        operands, factor = _unscaled(node)
         product = node
+        operands, factor = _unscaled(node)
     else:
-        found = next(((v.producer(), c) for v, c in _scaled(node.outputs[0]) if _is_product(v) and _only_read_once(v)), None)
-        if found is None or found[0] is None:
+        found = [(v.producer(), c) for v, c in _scaled(node.outputs[0]) if _is_product(v) and _only_read_once(v)]
+        if not found or found[0][0] is None:
             return None
-        product, factor = found
+        product, factor = found[0][0], found[0][1]
         operands = list(product.inputs)
     a, b = (op.wrap(v) for v in operands if v is not None)
     if factor == 1.0 or min(a.rank, b.rank) < 2:

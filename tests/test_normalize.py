@@ -15,7 +15,7 @@ from torch import nn
 
 from onnxremat.exporters import InputSpec, export_torch
 from onnxremat.graph import Expr, GraphBuilder
-from onnxremat.normalize import constant_bytes, merge_casts, normalize, remove_dead
+from onnxremat.normalize import broadcast_expands, constant_bytes, merge_casts, normalize, remove_dead
 from onnxremat.ops import MS
 from onnxremat.runtime.session import Options, make_session
 from tests.autodiff.support import add_input, model_of, new_builder
@@ -361,3 +361,45 @@ def test_a_cast_of_a_cast_reads_what_was_cast_first_where_nothing_is_lost() -> N
     session = make_session(ir.serde.serialize_model(model_of(op)).SerializeToString(), Options(threads=1))
     _, second, third = session.run(None, {"x": np.array([True, False, True, False]), "y": np.array([0.5, 1.5, -2.5, 3], np.float32)})
     assert second.tolist() == [0, -1, 0, -1] and third.tolist() == [0, -1, 2, -3]
+
+
+# Products
+
+
+@pytest.mark.parametrize("divides", [False, True])
+@pytest.mark.parametrize("place", ["operand", "product"])
+def test_a_factor_of_a_product_moves_into_it(place: str, divides: bool) -> None:
+    op = new_builder()
+    a, b = add_input(op, "a", (2, 3, 4)), add_input(op, "b", (2, 5, 4))
+
+    def scaled(x: Expr) -> Expr:
+        return x / 3.0 if divides else x * 0.3
+
+    turned = b.transpose([0, 2, 1])
+    y = op("MatMul", scaled(a), turned) if place == "operand" else scaled(op("MatMul", a, turned))
+    same(op, [y], {"a": floats(2, 3, 4), "b": floats(2, 5, 4, seed=1)})
+    assert counts(op) == {"FusedMatMul": 1}
+
+
+def test_a_factor_that_others_read_too_stays() -> None:
+    op = new_builder()
+    a, b = add_input(op, "a", (3, 4)), add_input(op, "b", (4, 5))
+    scaled = a * 0.5
+    product = op("MatMul", scaled, b)
+    same(op, [product, scaled, product * 2.0], {"a": floats(3, 4), "b": floats(4, 5)})
+    assert counts(op) == {"Mul": 2, "MatMul": 1}
+
+
+def test_arithmetic_broadcasts_instead_of_an_expand() -> None:
+    op = new_builder()
+    x, row, scalar = add_input(op, "x", (2, 3)), add_input(op, "row", (1, 3)), add_input(op, "s", ())
+    wide = row.expand((2, 3))
+    outputs = [wide * x, x - scalar.expand((2, 3)), wide + wide, wide]
+    feeds = {"x": floats(2, 3), "row": floats(1, 3), "s": floats()}
+    op.graph.outputs[:] = [e.value for e in outputs]
+    before = run(op, feeds)
+    broadcast_expands(op.graph)
+    remove_dead(op.graph, list(op.graph.outputs))
+    for name, array in run(op, feeds).items():
+        np.testing.assert_array_equal(array, before[name])
+    assert counts(op) == {"Expand": 1, "Mul": 1, "Sub": 1, "Add": 1}

@@ -48,6 +48,10 @@ def test_shapes_that_depend_on_data() -> None:
     refused(lambda self, a: a[a > 0], "depends on data")
 
 
+def test_a_list_of_numbers() -> None:
+    refused(lambda self, a: a.sum(1).tolist()[0], "a Python value computed from data.*no .tolist")
+
+
 def test_item() -> None:
     refused(lambda self, a: a * a.sum().item(), "computed from data")
 

@@ -119,6 +119,8 @@ ONE = "g (float[N, 4] x) => (float[N, 4] y) "
         (HEAD + ONE + "{ y = Relu(x) }", [InputSpec("x", (2, 4), "int64")], "wants float32"),
         (HEAD + ONE + "{ y = Relu(x) }", [InputSpec("x", (2, 4, 1))], "wants float32"),
         (HEAD + ONE + "{ y = my.ops.Fancy(x) }", [InputSpec("x", (2, 4))], "Fancy.*domain my.ops"),
+        (HEAD + ONE + "{ y = Fancy(x) }", [InputSpec("x", (2, 4))], "Fancy.*opset 17 has no such operator; export it with standard"),
+        (HEAD + ONE + "{ c = Cast<to = 14>(x) y = Cast<to = 1>(c) }", [InputSpec("x", (2, 4))], "Cast .*complex tensors .*pairs of real"),
         (HEAD + "g (string[2] x) => (string[2] y) { y = Identity(x) }", [], "not a tensor that can be fed"),
         (HEAD + "g (float[4] x) => (int64[1, K] y) { y = NonZero(x) }", [], "not static"),
         ('<ir_version: 8, opset_import: ["": 99]> ' + ONE + "{ y = Relu(x) }", [InputSpec("x", (2, 4))], "opset 99 is newer"),
@@ -129,6 +131,30 @@ def test_bad_files(tmp_path: Path, text: str, specs: list[InputSpec], message: s
     with pytest.raises(ExportError, match=message) as caught:
         import_onnx(tmp_path / "m.onnx", specs)
     assert "\n" not in str(caught.value)
+
+
+SEQUENCES = HEAD + """net (float[N, 4] x) => (float[N, 2] y)
+<float[4, 4] w, int64 last = {-1}> {
+  h = MatMul(x, w)
+  parts = SplitToSequence<axis = 1>(h, two)
+  tail = SequenceAt(parts, last)
+  count = SequenceLength(parts)
+  factor = Cast<to = 1>(count)
+  y = Mul(tail, factor)
+}"""
+
+
+def test_sequences_are_taken_apart(tmp_path: Path) -> None:
+    text = SEQUENCES.replace("int64 last = {-1}", "int64 last = {-1}, int64 two = {2}")
+    model = onnx.parser.parse_model(text.replace("float[4, 4] w, ", ""))
+    weight = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    onnx.save(model, tmp_path / "m.onnx")
+    graph = import_onnx(tmp_path / "m.onnx", [InputSpec("x", (3, 4))])
+    feeds = sample_all(graph)
+    close(run_onnx(graph, feeds)["y"], torch.from_numpy(2 * (feeds["x"] @ weight)[:, 2:]))
+    training = build_training_graph(import_onnx(tmp_path / "m.onnx", [InputSpec("x", (3, 4))], (), "mse"))
+    assert training.trainable == ("w",) and not any("Sequence" in node.op_type for node in training.graph)
 
 
 def test_unknown_trainable(tmp_path: Path) -> None:
