@@ -202,3 +202,20 @@ def load_checkpoint(folder: Path) -> dict[str, Array]:
 def file_digests(folder: Path) -> dict[str, str]:
     """Hashes of all files of a folder but the manifest and the report."""
     return {f.name: _digest(f) for f in sorted(folder.iterdir()) if f.is_file() and f.name not in (MANIFEST, REPORT)}
+
+
+def compile_figures(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a compilation under the keys that ``--json`` promises; bytes and seconds."""
+    memory, time, plan = manifest["memory"], manifest["time"], manifest["plan"]
+    return {
+        "budget_bytes": memory["budget_bytes"],
+        "peak_unscheduled_bytes": memory["peak_unscheduled_bytes"],
+        "peak_predicted_bytes": memory["peak_predicted_bytes"],
+        "seconds_unscheduled": time["seconds_unscheduled"],
+        "seconds_predicted": time["seconds_predicted"],
+        "seconds_lower_bound": time["seconds_lower_bound"],
+        "strategy": plan["strategy"],
+        "solve_seconds": time["solve_seconds"],
+        "recomputed_ops": plan["recomputed_ops"],
+        "swapped_tensors": plan["swapped_tensors"],
+    }

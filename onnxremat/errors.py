@@ -59,3 +59,16 @@ class VerificationFailed(OnnxRematError):
     """The rescheduled graph's numbers differ from the reference."""
 
     exit_code = VERIFICATION_FAILED
+
+
+def explain(error: Exception) -> tuple[int, Exception]:
+    """Exit code and message of an error that another layer than ours raised."""
+    if type(error).__module__.startswith("onnxremat."):
+        return ERROR, error  # exporters and scheduler have one-line errors of their own
+    if isinstance(error, OSError):
+        return ERROR, OnnxRematError(f"{error.filename or 'file'}: {error.strerror or error}")
+    if isinstance(error, MemoryError):
+        return ERROR, OnnxRematError("out of memory while compiling: use a smaller batch, or a machine with more memory")
+    return ERROR, OnnxRematError(
+        f"internal error ({type(error).__name__}: {' '.join(str(error).split())[:300]}); run again with --debug and report it"
+    )

@@ -162,7 +162,7 @@ def generated_job(model: str, batch: int, folder: str, steps: int) -> dict[str, 
 def compile_job(model: str, batch: int, folder: str, budget: str, limit: float) -> dict[str, Any]:
     """Compile to a share of the activations such as ``70%``, or to bytes; returns the manifest's figures."""
     import onnxremat
-    from onnxremat.cli import compile_figures
+    from onnxremat.artifact import compile_figures
 
     chosen = MODELS[model]
     options: dict[str, Any] = {"activation_budget": budget} if budget.endswith("%") else {"budget": int(budget)}

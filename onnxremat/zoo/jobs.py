@@ -236,7 +236,7 @@ def _end_with_parent() -> None:
 
 def _compile(job: Job) -> Outcome:
     from ..cache import machine_lock
-    from ..cli import explain
+    from ..errors import explain
 
     outcome = Outcome(job.key, job.name, job.label, job.fingerprint)
     lock = machine_lock()
@@ -260,7 +260,7 @@ def _compile(job: Job) -> Outcome:
 
 def _artifact(job: Job, outcome: Outcome) -> Outcome:
     from ..api import compile as compile_
-    from ..cli import compile_figures
+    from ..artifact import compile_figures
 
     def attempt(budget: str, activations: bool) -> Any:
         return compile_(

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from onnxremat.cli import main
+from onnxremat.commands.tradeoff import chart_of, pareto_table
 from onnxremat.errors import OnnxRematError, UsageError
 from onnxremat.schedule import Search
-from onnxremat.tradeoff.cli import chart_of, pareto_table
 from onnxremat.tradeoff.pareto import Pareto, pareto
 from onnxremat.tradeoff.picture import Chart, Series, save_picture
 from tests.scheduler.graphs import chain

@@ -15,8 +15,8 @@ from ..units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from ..pipeline import Request
     from ..scheduler import Problem
-    from .pareto import Pareto
-    from .picture import Chart
+    from ..tradeoff.pareto import Pareto
+    from ..tradeoff.picture import Chart
 
 __all__ = ["add_parsers"]
 
@@ -92,8 +92,8 @@ def _pareto(options: argparse.Namespace) -> int:
     from ..api import known_strategy
     from ..schedule import Search
     from ..scheduler import distinct_strategies
-    from .pareto import pareto
-    from .picture import check_picture, save_picture
+    from ..tradeoff.pareto import pareto
+    from ..tradeoff.picture import check_picture, save_picture
 
     if options.points < 2:
         raise UsageError(f"--points must be at least 2, not {options.points}")
@@ -130,19 +130,17 @@ def pareto_table(found: Pareto) -> list[str]:
 
 def chart_of(found: Pareto) -> Chart:
     """Overhead against budget, a line for each strategy that has points."""
-    from .picture import Chart, Series
+    from ..tradeoff.picture import Chart, Series
 
     scale, unit = (2**30, "GiB") if found.peak_unscheduled_bytes >= 4 * 2**30 else (2**20, "MiB")
-    series = [
-        Series(c.strategy, tuple((p.budget_bytes / scale, 100 * p.overhead) for p in reversed(c.points))) for c in found.curves if c.points
-    ]
+    series = [Series(c.strategy, tuple((p.budget_bytes / scale, 100 * p.overhead) for p in reversed(c.points))) for c in found.curves if c.points]
     peak, resident = format_bytes(found.peak_unscheduled_bytes), format_bytes(found.resident_bytes)
     unscheduled = f"unscheduled {peak}, of which {resident} resident"
     return Chart(found.name, unscheduled, f"budget, {unit}", "overhead over the unscheduled step, %", tuple(series))
 
 
 def _maxbatch(options: argparse.Namespace) -> int:
-    from .maxbatch import largest_batch
+    from ..tradeoff.maxbatch import largest_batch
 
     if not options.overhead >= 1:
         raise UsageError(f"--overhead is a factor of the unscheduled step's time, at least 1, not {options.overhead:g}")

@@ -54,7 +54,7 @@ def _add_manifest(parser: argparse.ArgumentParser) -> None:
 
 
 def _entries(options: argparse.Namespace) -> Sequence[ZooEntry]:
-    from .run import choose
+    from ..zoo.run import choose
 
     try:
         entries = load_zoo() if options.manifest is None else read_manifest(options.manifest)
@@ -82,9 +82,9 @@ def _described(entry: ZooEntry) -> dict[str, Any]:
 
 def _compile(options: argparse.Namespace) -> int:
     from ..api import known_strategy
-    from .index import index_of, table, write_index
-    from .progress import Progress
-    from .run import executor, exit_code, finished, make_jobs, run_folder, run_jobs
+    from ..zoo.index import index_of, table, write_index
+    from ..zoo.progress import Progress
+    from ..zoo.run import executor, exit_code, finished, make_jobs, run_folder, run_jobs
 
     if options.jobs < 1:
         raise UsageError(f"--jobs must be at least 1, not {options.jobs}")
@@ -136,7 +136,7 @@ def _split(texts: Sequence[str]) -> list[str]:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from .index import index_of, load_outcomes, table, write_index
+    from ..zoo.index import index_of, load_outcomes, table, write_index
 
     outcomes = load_outcomes(options.folder)
     if options.json:

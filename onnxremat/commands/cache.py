@@ -6,10 +6,10 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from .cache import KINDS, CacheUse, cache_root, clear_cache, usage
-from .console import columns, print_json, say
-from .errors import OK
-from .units import format_bytes
+from ..cache import KINDS, CacheUse, cache_root, clear_cache, usage
+from ..console import columns, print_json, say
+from ..errors import OK
+from ..units import format_bytes
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
