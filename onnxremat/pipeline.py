@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
+import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -38,6 +39,7 @@ from .runtime.cuda import Cuda, available, provider_options, require_cuda
 from .runtime.ort import STOCK_PACKAGES, TRAINING_PACKAGES, require_training_package
 from .runtime.placement import predicted
 from .runtime.session import LEVELS, SESSION_OPTIONS, Options, execution_streams
+from .runtime.trainer import SLICE
 from .schedule import OPTIMIZER_BYTES, Scheduled, Search, fit_arena_alone, needed_budget, schedule, schedule_smallest, schedule_unscheduled
 from .scheduler import Plan, Problem, evaluate
 from .spill import DOMAIN
@@ -292,8 +294,14 @@ def node_costs(training: TrainingGraph, model_path: Path, request: Request, prog
 def training_problem(training: TrainingGraph, costs: Costs, name: str, target: Target = ORT_TRAINING) -> Problem:
     """The scheduling problem of a training graph, optimizer phase included."""
     resident = training.resident() | {"runtime": RUNTIME_BYTES + heap_bytes(training.graph)}
-    optimizer_peak = 0 if training.optimizer.in_graph else sum(resident.values()) + OPTIMIZER_BYTES
+    optimizer_peak = 0 if training.optimizer.in_graph else sum(resident.values()) + _optimizer_bytes(training)
     return scheduling_problem(training.graph, costs, resident, name, optimizer_peak, target.shares_measured)
+
+
+def _optimizer_bytes(training: TrainingGraph) -> int:
+    """Room that the separate optimizer needs: it works on a slice of a parameter at a time, and a small parameter is less than a slice."""
+    largest = max((math.prod(training.weights[name].shape) for name in training.trainable), default=0)
+    return OPTIMIZER_BYTES * min(largest, SLICE) // SLICE
 
 
 def check_order(path: Path | bytes, emitted: Emitted, target: Target = ORT_TRAINING, cuda: Cuda | None = None) -> None:
