@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 
 from . import artifact as files
@@ -30,7 +31,7 @@ from .exporters import ForwardGraph, InputSpec, Loss, build_module, export_torch
 from .exporters.sources import Feeds, source_feeds
 from .files import whole_folder, write_json
 from .nchwc import NCHWC, resolve_layout
-from .optimizers import Optimizer, optimizer_models
+from .optimizers import LEARNING_RATE, STEP, Optimizer, optimizer_models
 from .placement import Placement
 from .problem import Costs, scheduling_problem
 from .progress import Interruption, planning_messages
@@ -273,8 +274,6 @@ def offsets_by_name(problem: Problem, placement: Placement) -> dict[str, int]:
 
 def _zeros(training: TrainingGraph) -> dict[str, Any]:
     """Moments that are part of the graph start at zero, as frozen parameters of the checkpoint."""
-    import numpy as np
-
     return {name: np.zeros(shape, np.float32) for name, shape in training.moments.items()}
 
 
@@ -285,7 +284,9 @@ def node_costs(training: TrainingGraph, model_path: Path, request: Request, prog
             return analytic_costs(training.graph)
         return replace(analytic_costs(training.graph, GPU), workspace_bytes=gpu_workspace(training.graph))
     progress("measuring the unscheduled step on this machine")
-    costs = measured_costs(training.graph, model_path, request.threads, cuda=request.cuda)
+    first = {LEARNING_RATE: np.array([training.optimizer.learning_rate], np.float32), STEP: np.ones(1, np.int64)}
+    values = training.weights | _zeros(training) | first
+    costs = measured_costs(training.graph, model_path, values, request.threads, cuda=request.cuda)
     if costs.load is not None and costs.load > _BUSY_CORES:
         progress(f"other processes kept {costs.load:.1f} cores busy while the step was measured: its seconds are too high")
     return costs

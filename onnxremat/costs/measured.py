@@ -7,13 +7,16 @@ import json
 import os
 import platform
 import statistics
+import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
@@ -25,7 +28,10 @@ from ..problem import Costs
 from ..runtime import worker
 from ..runtime.cuda import Cuda, provider_options, require_cuda
 from ..runtime.ort import TRAINING_VERSION
+from ..safetensors import load_tensors, save_tensors
 from .workspace import gpu_workspace, known_workspace
+
+Array = npt.NDArray[Any]
 
 #: Kernels that touch less than this are not worth a probe; their scratch is below the resolution of the measurement anyway.
 _SMALL = 512 * 1024
@@ -33,12 +39,16 @@ _SMALL = 512 * 1024
 _NOISE = 384 * 1024
 
 
-def measured_costs(graph: ir.Graph, model_path: Path, threads: int = 0, steps: int = 5, cuda: Cuda | None = None) -> Costs:
+def measured_costs(
+    graph: ir.Graph, model_path: Path, values: Mapping[str, Array], threads: int = 0, steps: int = 5, cuda: Cuda | None = None
+) -> Costs:
     """Profile the unscheduled step and probe its kernels.
 
     Args:
         graph: the unscheduled training graph.
         model_path: the same graph as a file.
+        values: what the step finds in its inputs: weights, state, moments, learning rate.  Others are drawn at random.  With such numbers for
+            a variance or a step count the profile would run on NaNs, which some kernels refuse.
         threads: intra-op threads of the machine's runtime; 0 is its default.
         steps: steps to profile; the first is a warm-up, the median of the others counts.
         cuda: the GPU to profile on, each kernel launched when the one before has ended; None for the CPU.
@@ -49,7 +59,7 @@ def measured_costs(graph: ir.Graph, model_path: Path, threads: int = 0, steps: i
     workspace = _workspace(graph, threads) if cuda is None else gpu_workspace(graph)
     digest = hash_file(model_path)[:24]
     device = "" if cuda is None else "-" + _gpu_key(cuda)
-    profile = cached_json("profiles", f"{machine_key(threads)}{device}-{digest}", lambda: _profile(model_path, threads, steps, cuda))
+    profile = cached_json("profiles", f"{machine_key(threads)}{device}-{digest}", lambda: _profile(model_path, values, threads, steps, cuda))
     return Costs(profile["seconds"], workspace, origin="measured", load=profile["load"])
 
 
@@ -58,14 +68,16 @@ def _gpu_key(cuda: Cuda) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _profile(model_path: Path, threads: int, steps: int, cuda: Cuda | None = None) -> dict[str, Any]:
+def _profile(model_path: Path, values: Mapping[str, Array], threads: int, steps: int, cuda: Cuda | None) -> dict[str, Any]:
     """Seconds of each node, and how busy other processes kept the machine meanwhile; by one process at a time."""
     lock = machine_lock()
-    with lock.alone() if lock else nullcontext():
+    with tempfile.TemporaryDirectory() as folder, lock.alone() if lock else nullcontext():
+        save_tensors(values, Path(folder) / "values")
         before = processor_seconds()
         rows: list[dict[str, float]] = worker.call(
             "onnxremat.costs.measured:profile_job",
             model=str(model_path),
+            values=str(Path(folder) / "values"),
             threads=threads,
             steps=steps,
             cuda=None if cuda is None else {"device": cuda.device, "options": dict(cuda.options), "allow_cpu_nodes": cuda.allow_cpu_nodes},
@@ -101,7 +113,7 @@ def processor_seconds() -> ProcessorSeconds | None:
     return ProcessorSeconds(time.monotonic(), spent - own.user - own.system - own.children_user - own.children_system)
 
 
-def profile_job(model: str, threads: int, steps: int, cuda: dict[str, Any] | None = None) -> list[dict[str, float]]:
+def profile_job(model: str, values: str, threads: int, steps: int, cuda: dict[str, Any] | None = None) -> list[dict[str, float]]:
     """In a worker: node name -> seconds, for each step."""
     if cuda is not None:
         os.environ["CUDA_LAUNCH_BLOCKING"] = "1"  # else what is timed is the launch
@@ -109,6 +121,7 @@ def profile_job(model: str, threads: int, steps: int, cuda: dict[str, Any] | Non
 
     options = Options(threads=threads, cuda=None if cuda is None else Cuda(**cuda), copy_streams=False)
     arrays = sample_arrays(make_session(model, options), np.random.default_rng(0))
+    arrays |= {name: value for name, value in load_tensors(Path(values)).items() if name in arrays}
     profiled, _ = run_profiled(model, arrays, steps, options)
     return [{row["name"]: row["seconds"] for row in step} for step in profiled]
 
