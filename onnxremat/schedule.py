@@ -283,7 +283,7 @@ def schedule_smallest(
 ) -> Scheduled:
     """The fastest plan found within the smallest budget found; the plan's budget is what it needs."""
     plain = schedule_unscheduled(problem)
-    squeezed = _squeezed(problem, smallest_plan(problem, _LAST_SHARE * search.time_limit, search.seed), search)
+    squeezed = _squeezed(problem, smallest_plan(problem, _LAST_SHARE * search.time_limit, search.seed, search.strategy), search)
     tight = min((plain, squeezed), key=lambda s: _needed(problem, s))
     budget = _needed(problem, tight)
     if tight is plain:

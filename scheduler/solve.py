@@ -152,10 +152,7 @@ def _solve_swapping(
         if search.best_seconds > least and budget_bytes >= floor:
             search.run() if strategy == "auto" else search.swap_alone()
         if search.best is None:
-            low = SwapSearch(problem, floor, time.monotonic() + max(1.0, min(20.0, search.left)), seed)
-            low.swap_alone()
-            if strategy == "auto" and low.lowest_peak > budget_bytes:
-                low.lower_peak(max(floor, budget_bytes))
+            low = _lowest_swapping(problem, strategy, max(floor, budget_bytes), max(1.0, min(20.0, search.left)), seed)
             smallest = min(smallest, low.lowest_peak)
             search.offer(low.lowest)
     except KeyboardInterrupt:
@@ -170,6 +167,16 @@ def _solve_swapping(
         with contextlib.suppress(KeyboardInterrupt):
             bound = max(bound, best_bound(reduce_problem(problem), budget_bytes, allowed, search.best_seconds))
     return plan_from_sequence(problem, search.best, budget_bytes, strategy, min(bound, search.best_seconds), time.monotonic() - started)
+
+
+def _lowest_swapping(problem: Problem, strategy: str, enough: int, seconds: float, seed: int) -> SwapSearch:
+    """A search of a problem with a channel for a plan of low peak, down to ``enough`` bytes; ``swap_only`` recomputes nothing there."""
+    low = SwapSearch(problem, bytes_floor(problem), time.monotonic() + seconds, seed)
+    low.offer([Step("run", o) for o in range(len(problem.ops))])
+    low.swap_alone()
+    if strategy == "auto" and low.lowest_peak > enough:
+        low.lower_peak(enough)
+    return low
 
 
 def plan_from_sequence(
@@ -205,13 +212,24 @@ def minimum_budget(problem: Problem, time_limit: float = 20.0, seed: int = 0) ->
     return smallest_plan(problem, time_limit, seed).peak_bytes
 
 
-def smallest_plan(problem: Problem, time_limit: float = 20.0, seed: int = 0) -> Plan:
-    """The plan of the lowest peak found within the time limit (seconds), however slow; its budget is its peak."""
+def smallest_plan(problem: Problem, time_limit: float = 20.0, seed: int = 0, strategy: str = "auto") -> Plan:
+    """The plan of the lowest peak found within the time limit (seconds), however slow; its budget is its peak.
+
+    Where the problem has a channel and the strategy is one that swaps, the plan may swap, and with ``swap_only`` it does nothing else.
+    """
     problem.check()
-    context = Context(problem, bytes_floor(problem), time.monotonic() + time_limit, seed)
-    peak = _lower(context, bytes_floor(problem))
-    assert context.lowest is not None, "the base order is always found"
-    return plan_from_sequence(problem, context.lowest, peak)
+    started, floor = time.monotonic(), bytes_floor(problem)
+    swaps = problem.transfer is not None and strategy in STRATEGIES
+    plans = []
+    if strategy != "swap_only" or not swaps:
+        context = Context(problem, floor, started + (time_limit / 2 if swaps else time_limit), seed)
+        peak = _lower(context, floor)
+        assert context.lowest is not None, "the base order is always found"
+        plans.append(plan_from_sequence(problem, context.lowest, peak))
+    if swaps:
+        low = _lowest_swapping(problem, strategy, floor, max(0.0, started + time_limit - time.monotonic()), seed)
+        plans.append(plan_from_sequence(problem, low.lowest, low.lowest_peak))
+    return min(plans, key=lambda plan: plan.peak_bytes)
 
 
 def _lower(context: Context, floor: int) -> int:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxremat.scheduler import Infeasible, PlanError, Problem, Step, StrategyError, Transfer, evaluate, solve
+from onnxremat.schedule import Search, schedule_smallest
+from onnxremat.scheduler import Infeasible, PlanError, Problem, Step, StrategyError, Transfer, evaluate, smallest_plan, solve
 from onnxremat.scheduler.reduce import reduce_problem
 from onnxremat.scheduler.relaxation import StageProgram, memory_paths
 from onnxremat.scheduler.swap_search import candidates
@@ -194,3 +195,17 @@ def test_a_bound_knows_the_channel() -> None:
 
     assert bound(with_channel(plain, 1e-3)) == pytest.approx(bound(plain), rel=1e-4)
     assert sum(op.seconds for op in plain.ops) <= bound(with_channel(plain, 1e6)) + 1e-3 < bound(plain)
+
+
+def test_the_smallest_plan_swaps_and_with_swap_only_does_nothing_else() -> None:
+    problem = with_channel(transformer(3), 40.0)
+    recomputing = smallest_plan(replace(problem, transfer=None), 1.0)
+    swapping = smallest_plan(problem, 1.0, strategy="swap_only")
+    both = smallest_plan(problem, 2.0)
+    assert swapping.swapped_tensors and not swapping.recomputed_ops
+    assert both.peak_bytes < min(recomputing.peak_bytes, evaluate(problem, range(len(problem.ops))).peak_bytes)
+    assert both.peak_bytes <= swapping.peak_bytes
+    # The arena hands out multiples of 256 bytes.
+    large = replace(problem, tensors=tuple(replace(t, bytes=t.bytes << 12) for t in problem.tensors))
+    found = schedule_smallest(large, Search("swap_only", 2.0)).plan
+    assert found.swapped_tensors and not found.recomputed_ops
