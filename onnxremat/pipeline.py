@@ -201,7 +201,8 @@ def compile_graphs(
         costs = node_costs(training, staging / files.UNSCHEDULED, request, progress)
         problem = replace(training_problem(training, costs, request.source, target), transfer=channel)
         unscheduled = schedule_unscheduled(problem)
-        search = Search(request.strategy, request.time_limit, request.seed, request.work_limit, fixed=can_fix(training, target))
+        limits = (request.strategy, request.time_limit, request.seed, request.work_limit)
+        search = Search(*limits, fixed=can_fix(training, target), portable=target.tokens)
         begin = time.perf_counter()
         tell = planning_messages(unscheduled.plan.seconds, "s", progress)
         with Interruption(progress) as interruption:

@@ -63,6 +63,7 @@ class Search:
         seed: source of chance.
         work_limit: moves of each local search; None for as many as are worth it.
         fixed: where the arena alone does not suffice, tensors may have offsets of their own (``onnxremat.placement.fixed``).
+        portable: other programs make the arena: the placement must not hinge on where that one ends, since they allocate a little otherwise.
     """
 
     strategy: str = "auto"
@@ -70,6 +71,7 @@ class Search:
     seed: int = 0
     work_limit: int | None = None
     fixed: bool = False
+    portable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +374,7 @@ def _fit(problem: Problem, plan: Plan, budget: int, search: Search) -> Scheduled
 
     An arena alone comes first, since every user of an artifact can have one; a block beside it where that does not suffice.
     """
-    alone = _fit_arena(problem, plan, budget)
+    alone = _fit_arena(problem, plan, budget, search.portable)
     if alone is not None or not search.fixed or plan.peak_bytes > budget:
         return alone
     beside = fit_with_block(problem, plan, budget, search)
@@ -401,7 +403,7 @@ def fit_with_block(problem: Problem, plan: Plan, budget: int, search: Search) ->
     return Scheduled(replace(plan, budget_bytes=budget), placement, capacity, _peak_at(problem, placement, capacity))
 
 
-def _fit_arena(problem: Problem, plan: Plan, budget: int) -> Scheduled | None:
+def _fit_arena(problem: Problem, plan: Plan, budget: int, portable: bool = False) -> Scheduled | None:
     """The plan in the smallest arena that holds it, or None where that exceeds the budget.
 
     A larger arena can place buffers worse, so the capacity is part of the simulation; capacity and bookkeeping together stay within the
@@ -411,7 +413,7 @@ def _fit_arena(problem: Problem, plan: Plan, budget: int) -> Scheduled | None:
     form = _lowered(problem, plan)
     wanted = place(form.problem, form.sequence, UNLIMITED).arena_bytes
     smallest = max(wanted + _slack(wanted), OPTIMIZER_BYTES)
-    if largest < OPTIMIZER_BYTES:
+    if largest < (smallest if portable else OPTIMIZER_BYTES):
         return None
     # The largest one is tried in any case: its end may keep buffers from where an endless arena would have put them.
     for capacity in dict.fromkeys(min(int(smallest * (1 + share)), largest) for share in _CAPACITIES):
@@ -420,7 +422,8 @@ def _fit_arena(problem: Problem, plan: Plan, budget: int) -> Scheduled | None:
         except ArenaExhausted:
             continue
         peak = _peak_at(problem, placement, capacity)
-        if placement.arena_bytes + _slack(placement.arena_bytes) <= capacity and peak <= budget:
+        hinges = portable and placement.arena_bytes > wanted
+        if placement.arena_bytes + _slack(placement.arena_bytes) <= capacity and peak <= budget and not hinges:
             return Scheduled(replace(plan, budget_bytes=budget), placement, capacity, peak)
     return None
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from onnxremat.errors import BudgetInfeasible
-from onnxremat.placement import bookkeeping_bytes, capacity_within, place
+from onnxremat.placement import UNLIMITED, bookkeeping_bytes, capacity_within, place
 from onnxremat.schedule import Scheduled, Search, needed_budget, schedule, schedule_smallest, schedule_unscheduled
 from onnxremat.scheduler import Problem
 
@@ -53,3 +53,14 @@ def test_the_budget_that_an_error_names_suffices(seed: int, fixed: bool) -> None
         schedule(problem, problem.resident_bytes + 12 * MIB, search)
     budget = refused.value.minimum_budget_bytes
     _check(problem, schedule(problem, budget, search), budget)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_portable_placement_does_not_hinge_on_the_end_of_the_arena(seed: int) -> None:
+    problem = _uneven(seed)
+    whole = needed_budget(problem, schedule_unscheduled(problem).arena_bytes)
+    budget = problem.resident_bytes + int(0.8 * (whole - problem.resident_bytes))
+    found = schedule(problem, budget, replace(QUICK, portable=True))
+    _check(problem, found, budget)
+    endless = place(problem, found.plan.sequence, UNLIMITED).arena_bytes
+    assert endless <= found.arena_bytes and found.placement.arena_bytes <= endless
