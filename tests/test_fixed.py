@@ -130,7 +130,7 @@ def fixed_artifact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Artifac
     """The tiny CNN at 70 % of its activations, as if no arena alone were small enough; verified when compiled."""
     really = schedule._fit_arena
 
-    def never_within(problem: Problem, plan: Plan, budget: int) -> Any:
+    def never_within(problem: Problem, plan: Plan, budget: int, portable: bool = False) -> Any:
         return really(problem, plan, budget) if budget == UNLIMITED else None
 
     with pytest.MonkeyPatch.context() as patch:
