@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from onnxremat.runtime.session import BoundSession
 
 
 @dataclass(frozen=True)
@@ -65,3 +72,28 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = ["| " + " | ".join(header) + " |", "| " + " | ".join("---" for _ in header) + " |"]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def timing_options(description: str | None) -> argparse.Namespace:
+    """What benchmarks of single kernels are asked: rounds and threads."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=2)
+    return parser.parse_args()
+
+
+def session_of(graph: ir.Graph, arrays: Mapping[str, Any], threads: int) -> BoundSession:
+    """A session of a graph over these inputs."""
+    import onnx_ir as ir
+
+    from onnxremat.runtime.session import BoundSession, Options, make_session
+
+    model = ir.serde.serialize_model(ir.Model(graph, ir_version=10)).SerializeToString()
+    bound = BoundSession(make_session(model, Options(threads=threads)))
+    bound.bind(arrays)
+    return bound
+
+
+def difference(one: BoundSession, other: BoundSession) -> float:
+    """Largest difference of their answers, relative to the largest number in them."""
+    return max(float(abs(a - b).max() / abs(a).max()) for a, b in zip(one.run(), other.run(), strict=True))

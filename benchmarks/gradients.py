@@ -8,7 +8,6 @@ A rule is taken where its nodes are faster, or need less scratch memory, than th
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,13 +16,13 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from benchmarks.common import machine, table
+from benchmarks.common import difference, machine, session_of, table, timing_options
 from benchmarks.kernels import measure
 from onnxremat.autodiff import differentiate
 from onnxremat.graph import GraphBuilder, static_shape
 from onnxremat.normalize import normalize, remove_dead
 from onnxremat.ops import MS
-from onnxremat.runtime.session import BoundSession, Options, make_session
+from onnxremat.runtime.session import BoundSession
 from onnxremat.targets import ORT_TRAINING, lower
 
 
@@ -99,22 +98,16 @@ def compiled(gradient: Gradient, by_kernel: bool, threads: int) -> tuple[BoundSe
         graph.outputs[:] = [found[str(xs[i].name)].value for i in gradient.writes]
         remove_dead(graph, list(graph.outputs))
         lower(graph, ORT_TRAINING)
-    model = ir.serde.serialize_model(ir.Model(graph, ir_version=10)).SerializeToString()
-    bound = BoundSession(make_session(model, Options(threads=threads)))
-    bound.bind(arrays)
-    return bound, len(graph)
+    return session_of(graph, arrays, threads), len(graph)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2)
-    options = parser.parse_args()
+    options = timing_options(__doc__)
     print(machine())
     rows = []
     for gradient in GRADIENTS:
         (kernel, _), (rule, nodes) = (compiled(gradient, by_kernel, options.threads) for by_kernel in (True, False))
-        apart = max(float(np.abs(a - b).max() / np.abs(a).max()) for a, b in zip(kernel.run(), rule.run(), strict=True))
+        apart = difference(kernel, rule)
         runs: list[Callable[[], None]] = [kernel.run_discarding, rule.run_discarding]
         times: list[list[float]] = [[], []]
         for _ in range(3):  # interleaved

@@ -8,7 +8,6 @@ of the gradient rule of Conv were read off this table.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -19,12 +18,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from benchmarks.common import machine, table
+from benchmarks.common import machine, session_of, table, timing_options
 from onnxremat.autodiff.rules_conv import adjoint_weights
 from onnxremat.graph import Expr, GraphBuilder
 from onnxremat.nchwc import block_convolutions
 from onnxremat.ops import MS
-from onnxremat.runtime.session import BoundSession, Options, make_session
 
 Array = npt.NDArray[Any]
 
@@ -81,11 +79,9 @@ def compiled(build: Callable[[Callable[[str, tuple[int, ...]], Expr]], Expr], bl
     graph.outputs.append(build(operand).value)
     if blocked:
         block_convolutions(op)
-    model = ir.Model(graph, ir_version=10)
-    bound = BoundSession(make_session(ir.serde.serialize_model(model).SerializeToString(), Options(threads=threads)))
     rng = np.random.default_rng(0)
-    bound.bind({v.name: rng.standard_normal(v.shape.numpy()).astype(np.float32) for v in graph.inputs if v.name and v.shape})
-    return bound.run_discarding
+    arrays = {v.name: rng.standard_normal(v.shape.numpy()).astype(np.float32) for v in graph.inputs if v.name and v.shape}
+    return session_of(graph, arrays, threads).run_discarding
 
 
 def variants(conv: Conv, threads: int) -> dict[str, Callable[[], None]]:
@@ -148,10 +144,7 @@ def measure(kernel: Callable[[], None], rounds: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2)
-    options = parser.parse_args()
+    options = timing_options(__doc__)
     print(machine())
     columns = ["Conv", "blocked", "torch", "dX transposed", "dX flipped", "dX flipped, blocked", "torch dX", "dW", "torch dW"]
     rows = []

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from benchmarks.common import machine, table
+from benchmarks.common import difference, machine, session_of, table, timing_options
 from benchmarks.kernels import Conv, measure
 from onnxremat.graph import GraphBuilder
 from onnxremat.ops import MS
-from onnxremat.runtime.session import BoundSession, Options, make_session
+from onnxremat.runtime.session import BoundSession
 from onnxremat.targets import ONNXRUNTIME, lower
 
 Array = npt.NDArray[Any]
@@ -102,22 +101,11 @@ def compiled(kernel: Kernel, lowered: bool, threads: int) -> BoundSession:
     graph.outputs.extend(v.value for v in made if v.value.name)
     if lowered:
         lower(graph, ONNXRUNTIME)
-    model = ir.serde.serialize_model(ir.Model(graph, ir_version=10)).SerializeToString()
-    bound = BoundSession(make_session(model, Options(threads=threads)))
-    bound.bind(arrays)
-    return bound
-
-
-def difference(one: BoundSession, other: BoundSession) -> float:
-    """Largest difference of their answers, relative to the largest number in them."""
-    return max(float(np.abs(a - b).max() / np.abs(a).max()) for a, b in zip(one.run(), other.run(), strict=True))
+    return session_of(graph, arrays, threads)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2)
-    options = parser.parse_args()
+    options = timing_options(__doc__)
     print(machine())
     rows = []
     for kernel in KERNELS:
