@@ -64,7 +64,7 @@ static int64_t live_peak(const Problem *p, Scratch *s, const int32_t *seq, int n
     int count = 0, pairs = 0;
     for (int t = 0; t < p->tensors; t++) s->held[t] = p->persistent[t] ? -2 : NONE;
     memset(s->runs, 0, sizeof(int) * (size_t)p->ops);
-    memset(s->replaced, 0, (size_t)p->tensors);
+    if (p->tensors > 0) memset(s->replaced, 0, (size_t)p->tensors);
     for (int k = 0; k < n; k++) {
         int o = seq[k], again = s->runs[o] > 0;
         const Table *reads = again ? &p->again_reads : &p->first_reads, *old = again ? &p->again_old : &p->first_old;
