@@ -42,7 +42,7 @@ _ROUNDS, _ROUND_MOVES = 10, 3000
 #: Share of the time left that goes to making the most of a limit.
 _IMPROVE_SHARE = 0.7
 #: Seconds of one search at least, and the number of searches at least: less finds poor plans, or none.
-_LEAST_SECONDS, _LEAST_TRIES = 2.0, 3
+_LEAST_SECONDS, _LEAST_TRIES = 1.0, 3
 #: Where limits are tried between the tightest known and the first, once the steps have met in the middle.
 _BETWEEN = (0.0, 0.5, 0.25, 0.75)
 #: The gain, relative, below which no better limit is looked for.
@@ -181,6 +181,8 @@ class _Planning:
         # Limits on live bytes, resident ones included: under which the best plan fits, and the least one under which a plan did not.
         self._fits = self._misfits = UNLIMITED
         self._fastest_misfit = 0.0
+        # How much more than there is the last plan took in an endless arena; whether the best plan is the last resort's.
+        self._excess, self._last = 1.0, False
         # The smallest live peak known, where a search found none within its limit.
         self._tightest = 0
 
@@ -212,12 +214,14 @@ class _Planning:
                 # Nothing tighter is known: chance decides what fits.
                 limit = self._tightest + int(next(shares) * max(0, first - self._tightest))
             else:
-                limit, step = max(self._tightest, limit - step), 2 * step
+                limit, step = max(self._tightest, min(limit - step, floor + int((limit - floor) / self._excess))), 2 * step
         return self._last_resort()
 
     def improve(self) -> Scheduled | None:
         """The best plan, after longer searches under its limit, or between it and the least limit that led to no placement."""
-        while self.best is not None and self.left > _LEAST_SECONDS and not self.interruption.asked:
+        # The last resort is far slower than need be: after it some searches are worth more than the clock.
+        least = self._tries + (_LEAST_TRIES if self._last else 0)
+        while self.best is not None and (self.left > _LEAST_SECONDS or self._tries < least) and not self.interruption.asked:
             above = self._misfits
             if above == UNLIMITED:
                 self._try(self._fits, self._seconds(_IMPROVE_SHARE * self.left))
@@ -255,7 +259,10 @@ class _Planning:
         """A plan with its runs moved for the arena; None where it does not fit."""
         most = max(plan.peak_bytes, self.problem.resident_bytes + self.room)
         patience = max(1.0, min(_COMPACT_SECONDS, _COMPACT_SHARE * self.search.time_limit))
-        compacted = _compacted(self.problem, plan, max(limit, most), most, self.room, patience, seed, self.capacity)
+        end = UNLIMITED if self.search.portable else self.capacity
+        compacted = _compacted(self.problem, plan, max(limit, most), most, self.room, patience, seed, end)
+        form = _lowered(self.problem, compacted)
+        self._excess = max(1.0, place(form.problem, form.sequence, UNLIMITED).arena_bytes / max(1, self.room))
         return _fit(self.problem, compacted, self.budget, self.search)
 
     def _last_resort(self) -> Scheduled | None:
@@ -268,7 +275,7 @@ class _Planning:
         if isinstance(plan, Plan):
             tight = _squeezed(self.problem, plan, self.search)
             self.smallest = _needed(self.problem, tight)
-            self.best, self._fits = _fit(self.problem, tight.plan, self.budget, self.search), tight.plan.peak_bytes
+            self.best, self._fits, self._last = _fit(self.problem, tight.plan, self.budget, self.search), tight.plan.peak_bytes, True
         return self.best
 
     def _tell(self, found: Progress) -> None:
