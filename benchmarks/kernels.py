@@ -19,7 +19,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from benchmarks.common import machine, session_of, table, timing_options
-from onnxremat.autodiff.rules_conv import adjoint_weights
+from onnxremat.autodiff.rules_conv import adjoint_weights, exchanged_weight_gradient
 from onnxremat.graph import Expr, GraphBuilder
 from onnxremat.nchwc import block_convolutions
 from onnxremat.ops import MS
@@ -61,6 +61,7 @@ CONVS = [
     *[Conv(16, 64, 64, 56), Conv(16, 128, 128, 28), Conv(16, 256, 256, 14), Conv(16, 512, 512, 7)],
     *[Conv(16, 64, 128, 56, 3, 2), Conv(16, 256, 512, 14, 3, 2), Conv(16, 3, 64, 224, 7, 2)],
     *[Conv(4, 64, 64, 128), Conv(4, 256, 256, 32), Conv(4, 1024, 1024, 8)],
+    *[Conv(4, 128, 64, 128), Conv(4, 256, 128, 64), Conv(4, 512, 256, 32), Conv(4, 1024, 512, 16), Conv(16, 128, 32, 28)],
     *[Conv(16, 256, 64, 56, 1), Conv(16, 512, 2048, 7, 1)],
     *[Conv(16, 128, 128, 56, 3, 1, 128), Conv(16, 96, 96, 112, 3, 2, 96)],
 ]
@@ -111,7 +112,14 @@ def variants(conv: Conv, threads: int) -> dict[str, Callable[[], None]]:
     found["dX transposed"] = compiled(transposed, False, threads)
     if conv.stride == 1:
         found |= {"dX flipped": compiled(flipped, False, threads), "dX flipped, blocked": compiled(flipped, True, threads)}
-    return found | {"dW": compiled(weight, False, threads)} | torch_variants(conv, threads)
+    def exchanged(operand: Any) -> Expr:
+        g, x, w = operand("g", conv.y), operand("x", conv.x), operand("w", conv.w)
+        return exchanged_weight_gradient(g.op, g, x, w, geometry)
+
+    found["dW"] = compiled(weight, False, threads)
+    if conv.stride == conv.group == 1 < conv.window:
+        found["dW exchanged"] = compiled(exchanged, False, threads)
+    return found | torch_variants(conv, threads)
 
 
 def torch_variants(conv: Conv, threads: int) -> dict[str, Callable[[], None]]:
@@ -146,7 +154,7 @@ def measure(kernel: Callable[[], None], rounds: int) -> list[float]:
 def main() -> None:
     options = timing_options(__doc__)
     print(machine())
-    columns = ["Conv", "blocked", "torch", "dX transposed", "dX flipped", "dX flipped, blocked", "torch dX", "dW", "torch dW"]
+    columns = ["Conv", "blocked", "torch", "dX transposed", "dX flipped", "dX flipped, blocked", "torch dX", "dW", "dW exchanged", "torch dW"]
     rows = []
     for conv in CONVS:
         seconds = {name: measure(kernel, options.rounds) for name, kernel in variants(conv, options.threads).items()}

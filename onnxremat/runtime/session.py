@@ -58,6 +58,7 @@ class Options:
         cuda: the GPU to run on; None for the CPU.
         gpu_bytes: most bytes of the session's own arena on the GPU; None for no limit.
         copy_streams: nodes that name a stream (``onnxremat.copies``) run on it; off, copies take turns with what computes.
+        reuse: the runtime may hand dead buffers on and lay out a pattern of its own, as it does by default.
     """
 
     threads: int = 0
@@ -69,6 +70,7 @@ class Options:
     cuda: Cuda | None = None
     gpu_bytes: int | None = None
     copy_streams: bool = True
+    reuse: bool = False
 
     @property
     def providers(self) -> list[Any]:
@@ -94,8 +96,8 @@ def make_session(model: str | Path | bytes, options: Options = Options(), plan_d
     settings.graph_optimization_level = getattr(ort.GraphOptimizationLevel, options.level)
     settings.execution_order = ort.ExecutionOrder.PRIORITY_BASED if options.file_order else ort.ExecutionOrder.DEFAULT
     settings.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    settings.enable_mem_pattern = False
-    settings.enable_mem_reuse = False
+    settings.enable_mem_pattern = options.reuse
+    settings.enable_mem_reuse = options.reuse
     settings.enable_cpu_mem_arena = options.arena
     settings.intra_op_num_threads = options.threads
     settings.log_severity_level = 4

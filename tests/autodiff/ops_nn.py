@@ -104,6 +104,11 @@ ROWS = [
     _conv("1x1", (2, 3, 4, 4), (2, 3, 1, 1)),
     _conv("3x3 same", (2, 2, 5, 4), (3, 2, 3, 3), pads=[1, 1, 1, 1]),
     _conv("no bias", (1, 2, 4, 4), (2, 2, 2, 2), bias=False),
+    # Few channels come out of many: dW is that of the adjoint convolution.
+    _conv("narrowing", (2, 6, 10, 9), (2, 6, 3, 3), pads=[1, 1, 1, 1]),
+    _conv("narrowing, uneven window and pads", (2, 5, 12, 13), (1, 5, 2, 4), pads=[1, 0, 0, 2], bias=False),
+    _conv("narrowing, dilated", (1, 4, 14, 15), (1, 4, 3, 2), dilations=[2, 3], pads=[2, 1, 3, 1]),
+    _conv("narrowing, one axis", (2, 4, 40), (1, 4, 3), pads=[1, 1]),
     _conv("stride", (1, 2, 7, 6), (2, 2, 3, 3), strides=[2, 2], pads=[1, 1, 1, 1]),
     _conv("stride leaves a rest", (1, 1, 6, 8), (1, 1, 3, 2), strides=[2, 3]),
     _conv("strides differ", (1, 2, 5, 7), (2, 2, 3, 3), strides=[1, 2], pads=[1, 0, 1, 0]),
