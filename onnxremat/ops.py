@@ -22,6 +22,7 @@ class Traits:
         aliases: pairs (input, output): the output always shares the input's buffer.
         optional_outputs: outputs that the kernel does not make where nobody reads them and their name is left out.
         inplace: pairs (input, output): the output takes over the input's buffer where this is its last use and the sizes agree.
+        scratch_first: its scratch memory is so many equal blocks, allocated before its outputs; 0 for one block, allocated after them.
     """
 
     random: bool = False
@@ -29,6 +30,7 @@ class Traits:
     aliases: tuple[tuple[int, int], ...] = ()
     optional_outputs: tuple[int, ...] = ()
     inplace: tuple[tuple[int, int], ...] = ()
+    scratch_first: int = 0
 
     @property
     def view(self) -> bool:
@@ -60,6 +62,8 @@ _rows(_INPLACE, "", "Softmax LogSoftmax Clip Cast ScatterElements")
 _rows(_RANDOM, "", "Dropout RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli")
 _rows(_RANDOM, MS, "BitmaskDropout BiasDropout")
 _rows(Traits(optional_outputs=(1,)), "", "MaxPool")
+# What each branch gives is made by itself, then both are merged into the output.
+_rows(Traits(scratch_first=2), "", "Where")
 # Its statistics are written over the running ones it is fed, which is why it is fed scratch (onnxremat.normalize).
 _rows(Traits(aliases=((3, 1), (4, 2))), MS, "BatchNormInternal")
 _rows(Traits(stateful=True), MS, "InPlaceAccumulatorV2 AdamWOptimizer SGDOptimizerV2")

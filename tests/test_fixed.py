@@ -18,7 +18,7 @@ from onnxremat.artifact import OFFSETS, TRAINING
 from onnxremat.emit import SMALL_BYTES
 from onnxremat.errors import ArtifactError, OutOfBudget
 from onnxremat.placement import UNLIMITED, bookkeeping_bytes, buffer_lifetimes, place, place_fixed, rounded
-from onnxremat.placement.simulate import Placement, place_buffers
+from onnxremat.placement.simulate import Placement, place_buffers, scratch_of
 from onnxremat.runtime import block, worker
 from onnxremat.runtime.block import Block, fixed_session
 from onnxremat.runtime.session import BoundSession, Options, make_session, sample_arrays, with_random_seeds
@@ -43,8 +43,7 @@ def _checked(problem: Problem, sequence: list[int], placement: Placement, capaci
         inside = sorted((placement.offsets[b.values[0]], rounded(b.bytes)) for b in buffers if b not in outside and b.first <= step <= b.last)
         ends = [0, *(offset + size for offset, size in inside)]
         assert all(end <= offset for end, (offset, _) in zip(ends, inside, strict=False)) and ends[-1] <= placement.block_bytes
-    workspaces = [problem.ops[op].workspace_bytes for op in sequence]
-    arena_alone = place_buffers(outside, workspaces, capacity)
+    arena_alone = place_buffers(outside, scratch_of(problem, sequence), capacity)
     assert (arena_alone.arena_bytes, arena_alone.pen_bytes) == (placement.arena_bytes, placement.pen_bytes)
     assert placement.arena_bytes <= capacity
 

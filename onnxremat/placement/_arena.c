@@ -16,6 +16,7 @@ API void *PyInit__arena(void) { return 0; } /* the linker there insists on it */
 #define GRANULE 256
 #define UNLIMITED ((int64_t)1 << 62)
 #define NONE (-1)
+#define MOST_EARLY 8
 
 typedef struct { const int32_t *start, *v; } Table; /* rows of a ragged table */
 
@@ -29,6 +30,7 @@ typedef struct {
     const int64_t *bytes, *workspace;
     const int32_t *alias;
     const uint8_t *persistent, *output, *optional;
+    const uint8_t *early; /* per op: equal blocks of scratch that are taken before its outputs; 0 for one block, after them */
 } Problem;
 
 typedef struct {
@@ -256,10 +258,13 @@ static int64_t arena_bytes(const Problem *p, Scratch *s, Arena *a, const int32_t
     int *block = s->runs + p->ops; /* buffer -> its block */
     next = 0;
     for (int k = 0; k < n; k++) {
+        int64_t workspace = p->workspace[seq[k]];
+        int early = workspace ? p->early[seq[k]] : 0, blocks[MOST_EARLY];
+        for (int i = 0; i < early; i++) blocks[i] = allocate(a, workspace / early);
         for (; next < count && s->first[next] == k; next++)
             if (!(s->flags[next] & (ABSENT | MERGED))) block[next] = allocate(a, s->size[next]);
-        int64_t workspace = p->workspace[seq[k]];
-        if (workspace) release(a, allocate(a, workspace));
+        if (workspace && !early) release(a, allocate(a, workspace));
+        for (int i = 0; i < early; i++) release(a, blocks[i]);
         for (int i = heads[k]; i != NONE; i = chain[i]) release(a, block[i]);
     }
     return a->high;
@@ -294,8 +299,8 @@ API int64_t arena_compact(const Problem *p, int n, int32_t *seq, int64_t live_li
     s.flags = malloc(made + 1);
     s.replaced = malloc(p->tensors + 1);
     Arena a = {.capacity = capacity};
-    a.b = malloc(sizeof(Block) * (2 * made + 8));
-    a.sorted = malloc(sizeof(int) * (2 * made + 8));
+    a.b = malloc(sizeof(Block) * (2 * (made + MOST_EARLY) + 8));
+    a.sorted = malloc(sizeof(int) * (2 * (made + MOST_EARLY) + 8));
     int64_t smallest = NONE;
     if (s.held && s.runs && s.first && s.last && s.at && s.order && s.pairs && s.size && s.change && s.flags && s.replaced && a.b && a.sorted) {
         smallest = arena_bytes(p, &s, &a, seq, n);

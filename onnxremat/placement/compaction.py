@@ -138,7 +138,7 @@ class _Problem(ctypes.Structure):
     _fields_ = [
         *[("ops", ctypes.c_int), ("tensors", ctypes.c_int), ("resident", ctypes.c_int64), ("small", ctypes.c_int64)],
         *[(name, _Table) for name in _TABLES],
-        *[(name, ctypes.c_void_p) for name in ("bytes", "workspace", "alias", "persistent", "output", "optional")],
+        *[(name, ctypes.c_void_p) for name in ("bytes", "workspace", "alias", "persistent", "output", "optional", "early")],
     ]
 
 
@@ -176,6 +176,7 @@ def native_moves(library: ctypes.CDLL, problem: Problem, live_limit: int, arena_
         persistent=flat((t.producer < 0 for t in tensors), np.uint8),
         output=flat((t.output for t in tensors), np.uint8),
         optional=flat((t in optional for t in range(len(tensors))), np.uint8),
+        early=flat((traits(op.op_type).scratch_first for op in ops), np.uint8),
     )
     reach = np.array(_REACH, dtype=np.int32)
 

@@ -19,7 +19,7 @@ import numpy as np
 from ..emit import SMALL_BYTES
 from ..scheduler import Problem
 from .offsets import assign_offsets
-from .simulate import UNLIMITED, ArenaExhausted, Buffer, Placement, bookkeeping_bytes, buffer_lifetimes, place_buffers, rounded
+from .simulate import UNLIMITED, ArenaExhausted, Buffer, Placement, Scratch, bookkeeping_bytes, buffer_lifetimes, place_buffers, rounded, scratch_of
 
 __all__ = ["place_fixed"]
 
@@ -76,15 +76,15 @@ def place_fixed(
         ArenaExhausted: no arena that was tried holds what can't be bound.
     """
     deadline = time.monotonic() + seconds * (1 - _OFFSETS_SHARE)
-    workspaces = [problem.ops[op].workspace_bytes for op in sequence]
+    scratch = scratch_of(problem, sequence)
     buffers = buffer_lifetimes(problem, sequence)
-    live_bytes = place_buffers(buffers, workspaces, UNLIMITED).live_bytes
+    live_bytes = place_buffers(buffers, scratch, UNLIMITED).live_bytes
     bindable = [b.bytes > SMALL_BYTES and b.last < len(sequence) for b in buffers]
-    least = place_buffers(_outside(buffers, bindable), workspaces, UNLIMITED).arena_bytes
+    least = place_buffers(_outside(buffers, bindable), scratch, UNLIMITED).arena_bytes
     best: _Split | None = None
     for fill, key in _choices(buffers, sorted({max(least, int(share * live_bytes)) for share in _SHARES}), random.Random(seed)):
         try:
-            found = _take_in(buffers, workspaces, bindable, fill, capacity_for(fill), key, deadline)
+            found = _take_in(buffers, scratch, bindable, fill, capacity_for(fill), key, deadline)
         except ArenaExhausted:
             continue
         if best is None or found.bytes < best.bytes:
@@ -116,7 +116,7 @@ def _outside(buffers: Sequence[Buffer], in_block: Sequence[bool]) -> list[Buffer
 
 def _take_in(
     buffers: Sequence[Buffer],
-    workspaces: Sequence[int],
+    scratch: Sequence[Scratch],
     bindable: Sequence[bool],
     fill: int,
     capacity: int,
@@ -130,14 +130,14 @@ def _take_in(
     """
 
     def arena_without(in_block: Sequence[bool]) -> Placement:
-        placed = place_buffers(_outside(buffers, in_block), workspaces, capacity)
+        placed = place_buffers(_outside(buffers, in_block), scratch, capacity)
         if placed.arena_bytes > fill:
             raise ArenaExhausted(f"{placed.arena_bytes} bytes of {fill} are needed")
         return placed
 
     in_block = list(bindable)
     arena = arena_without(in_block)
-    load = np.zeros(len(workspaces), np.int64)
+    load = np.zeros(len(scratch), np.int64)
     for b in (b for b, inside in zip(buffers, in_block, strict=True) if inside):
         load[b.first : b.last + 1] += rounded(b.bytes)
     refused = {i for i, b in enumerate(buffers) if rounded(b.bytes) > fill}

@@ -1,7 +1,8 @@
 """Where a schedule's buffers end up in ONNX Runtime's arena, known before the run.
 
 The CPU provider's arena is a best-fit allocator with coalescing (BFC, as TensorFlow's).  Given the order of the nodes, every allocation and
-release is known, so the placement can be simulated; kernel scratch is modelled as one block beside the outputs.
+release is known, so the placement can be simulated; kernel scratch is modelled as one block beside the outputs, but for kernels that
+take it before them (``Traits.scratch_first``).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..emit import SMALL_BYTES
 from ..errors import OnnxRematError
@@ -125,12 +127,23 @@ class Placement:
 
 def place(problem: Problem, sequence: Sequence[int], capacity: int, overflow: bool = False) -> Placement:
     """Simulate the arena of ``capacity`` bytes over a sequence of runs; see :func:`place_buffers`."""
-    workspaces = [problem.ops[op].workspace_bytes for op in sequence]
-    return place_buffers(buffer_lifetimes(problem, sequence), workspaces, capacity, overflow)
+    return place_buffers(buffer_lifetimes(problem, sequence), scratch_of(problem, sequence), capacity, overflow)
 
 
-def place_buffers(buffers: Sequence[Buffer], workspaces: Sequence[int], capacity: int, overflow: bool = False) -> Placement:
-    """Simulate the arena of ``capacity`` bytes over steps that need so much workspace each.
+class Scratch(NamedTuple):
+    """Scratch memory of a run: one block of ``bytes`` beside the outputs, or as many equal ones before them as ``early`` says."""
+
+    bytes: int
+    early: int = 0
+
+
+def scratch_of(problem: Problem, sequence: Sequence[int]) -> list[Scratch]:
+    """The scratch memory of each run."""
+    return [Scratch(op.workspace_bytes, traits(op.op_type).scratch_first) for op in (problem.ops[number] for number in sequence)]
+
+
+def place_buffers(buffers: Sequence[Buffer], scratch: Sequence[Scratch], capacity: int, overflow: bool = False) -> Placement:
+    """Simulate the arena of ``capacity`` bytes over steps that need so much scratch memory each.
 
     Small buffers get a pen of their own: at the start of the step a block of ``pen_bytes`` is allocated, then a one-granule fence that
     stays, then the
@@ -141,25 +154,28 @@ def place_buffers(buffers: Sequence[Buffer], workspaces: Sequence[int], capacity
         ArenaExhausted: the schedule does not fit; with ``overflow`` its arena is more than ``capacity`` instead (see BestFitArena).
     """
     arena = BestFitArena(capacity, overflow)
-    born: list[list[int]] = [[] for _ in workspaces]
-    dies: list[list[int]] = [[] for _ in workspaces]
+    born: list[list[int]] = [[] for _ in scratch]
+    dies: list[list[int]] = [[] for _ in scratch]
     for number, buffer in enumerate(buffers):
         born[buffer.first].append(number)
-        if buffer.last < len(workspaces):
+        if buffer.last < len(scratch):
             dies[buffer.last].append(number)
-    pen_bytes = _pen_bytes(buffers, len(workspaces))
+    pen_bytes = _pen_bytes(buffers, len(scratch))
     pen = arena.allocate(pen_bytes)
     arena.allocate(GRANULE)
     arena.release(pen)
     offsets: dict[int, int] = {}
     live = GRANULE
     peak = live + pen_bytes
-    for step, workspace in enumerate(workspaces):
+    for step, (workspace, early) in enumerate(scratch):
+        blocks = [arena.allocate(workspace // early) for _ in range(early)] if workspace else []
         for number in born[step]:
             offsets[number] = arena.allocate(buffers[number].bytes)
             live += rounded(buffers[number].bytes)
-        if workspace:
-            arena.release(arena.allocate(workspace))
+        if workspace and not early:
+            blocks.append(arena.allocate(workspace))
+        for block in blocks:
+            arena.release(block)
         peak = max(peak, live + (rounded(workspace) if workspace else 0))
         for number in dies[step]:
             arena.release(offsets[number])
