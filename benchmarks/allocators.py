@@ -50,7 +50,7 @@ def placed(artifact: Artifact, folder: Path, scheduled: Scheduled) -> Path:
     manifest["files"].pop(OFFSETS, None)
     manifest["memory"] |= {"arena_bytes": scheduled.arena_bytes, "block_bytes": scheduled.placement.block_bytes}
     (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
-    (folder / OFFSETS).write_text(json.dumps(offsets_by_name(artifact.problem, scheduled.placement)), encoding="utf-8")
+    (folder / OFFSETS).write_text(json.dumps(offsets_by_name(artifact.problem, scheduled)), encoding="utf-8")
     return folder
 
 
@@ -68,7 +68,7 @@ def row_of(case: Case, options: argparse.Namespace, folder: Path) -> list[str]:
     artifact = compiled(case, folder / "artifact", options.budget, options.time_limit)
     problem, plan = artifact.problem, artifact.plan
     beside = fit_with_block(problem, plan, UNLIMITED, Search())
-    assert beside is not None, "a plan without swaps can have a block"
+    assert beside is not None, "an endless arena holds any step"
     ways = {"arena": fit_arena_alone(problem, plan), "fixed": beside}
     folders = {name: placed(artifact, folder / name, scheduled) for name, scheduled in ways.items()}
     wall: dict[str, list[float]] = {name: [] for name in ways}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
@@ -14,8 +15,8 @@ from .graph import GraphBuilder, nbytes
 from .ops import traits
 from .portable.dimensions import name_dimensions
 from .portable.tokens import order_by_tokens
-from .scheduler import Plan, Problem, Step
-from .swaps import Swaps
+from .scheduler import Lowered, Plan, Problem, Step
+from .swaps import Swaps, returned_name
 from .targets import ORT_TRAINING, Target
 from .training_graph import FORWARD, PHASE
 from .writes import note_writes, overwritten
@@ -156,6 +157,33 @@ def instance_name(name: str, run: int) -> str:
     return f"{name}{SEPARATOR}{run}" if run else name
 
 
+def made_names(problem: Problem, form: Lowered) -> dict[tuple[int, int], str]:
+    """What the tensors that a plan makes on the CPU are called in its graph.
+
+    Args:
+        problem: the problem of the plan.
+        form: the plan with its swaps as ops.
+
+    Returns:
+        Tensor of the lowered problem and number of the run that makes it -> name of the value; tokens of what went out are left out.
+    """
+    names: dict[tuple[int, int], str] = {}
+    runs: Counter[int] = Counter()
+    times: Counter[Step] = Counter()
+    for op in form.sequence:
+        step, run = form.steps[op], runs[op]
+        number = times[step]
+        runs[op] += 1
+        times[step] += 1
+        outputs = form.problem.ops[op].outputs
+        if step.kind == "run":
+            made = problem.ops[step.index].outputs
+            names |= {(t, run): instance_name(problem.tensors[u].name, number) for t, u in zip(outputs, made, strict=True)}
+        elif step.kind == "swap_in":
+            names[outputs[0], run] = returned_name(problem.tensors[step.index].name, number)
+    return names
+
+
 def _protect_overwritten(graph: ir.Graph, target: Target) -> None:
     """Make every node that overwrites a graph input depend, by data edges, on all other readers of the old value.
 
@@ -280,4 +308,4 @@ def is_helper(node: ir.Node) -> bool:
     return HELPER in node.metadata_props or is_wait(node)
 
 
-__all__ = ["CLONE_OF", "HELPER", "Emitted", "emit", "instance_name", "is_helper", "lay_out"]
+__all__ = ["CLONE_OF", "HELPER", "Emitted", "emit", "instance_name", "is_helper", "lay_out", "made_names"]

@@ -22,7 +22,7 @@ from .costs import analytic_costs, measured_costs
 from .costs.analytic import GPU
 from .costs.transfer import Swap, swap_channel, swap_note
 from .costs.workspace import gpu_workspace, heap_bytes
-from .emit import Emitted, emit, instance_name, is_helper, lay_out
+from .emit import Emitted, emit, is_helper, lay_out, made_names
 from .errors import ArtifactError, UsageError, VerificationFailed
 from .eval_batch import open_batch
 from .eval_graph import eval_model, evaluation_form
@@ -32,7 +32,6 @@ from .exporters.sources import Feeds, source_feeds
 from .files import whole_folder, write_json
 from .nchwc import NCHWC, resolve_layout
 from .optimizers import LEARNING_RATE, STEP, Optimizer, optimizer_models
-from .placement import Placement
 from .problem import Costs, scheduling_problem
 from .progress import Interruption, planning_messages
 from .runtime.arena import arena_settings
@@ -41,7 +40,7 @@ from .runtime.ort import STOCK_PACKAGES, TRAINING_PACKAGES, require_training_pac
 from .runtime.placement import predicted
 from .runtime.session import LEVELS, SESSION_OPTIONS, Options, execution_streams
 from .runtime.trainer import SLICE
-from .schedule import OPTIMIZER_BYTES, Scheduled, Search, fit_arena_alone, needed_budget, schedule, schedule_smallest, schedule_unscheduled
+from .schedule import OPTIMIZER_BYTES, Scheduled, Search, fit_arena_alone, lowered, needed_budget, schedule, schedule_smallest, schedule_unscheduled
 from .scheduler import Plan, Problem, evaluate
 from .spill import DOMAIN
 from .targets import ORT_TRAINING, SPILL_SUFFIX, Target, target_named
@@ -244,7 +243,7 @@ def compile_graphs(
             {name: array for name, array in training.weights.items() if name not in trained} | _zeros(training),
         )
         if scheduled.placement.offsets:
-            write_json(staging / files.OFFSETS, offsets_by_name(problem, scheduled.placement))
+            write_json(staging / files.OFFSETS, offsets_by_name(problem, scheduled))
         problem.save(staging / files.PROBLEM)
         scheduled.plan.save(staging / files.PLAN)
         manifest = _manifest(training, forward_outputs, problem, scheduled, emitted, request, costs, solve_seconds)
@@ -268,9 +267,10 @@ def can_fix(training: TrainingGraph, target: Target) -> bool:
     return target == ORT_TRAINING and native and not has_large_constants(training.model)
 
 
-def offsets_by_name(problem: Problem, placement: Placement) -> dict[str, int]:
-    """The offsets of a placement under the names that tensors have in the scheduled graph."""
-    return {instance_name(problem.tensors[tensor].name, run): offset for (tensor, run), offset in placement.offsets.items()}
+def offsets_by_name(problem: Problem, scheduled: Scheduled) -> dict[str, int]:
+    """The offsets of a plan's tensors under the names that these have in the scheduled graph."""
+    names = made_names(problem, lowered(problem, scheduled.plan))
+    return {names[made]: offset for made, offset in scheduled.placement.offsets.items()}
 
 
 def _zeros(training: TrainingGraph) -> dict[str, Any]:

@@ -261,7 +261,7 @@ class _Planning:
         patience = max(1.0, min(_COMPACT_SECONDS, _COMPACT_SHARE * self.search.time_limit))
         end = UNLIMITED if self.search.portable else self.capacity
         compacted = _compacted(self.problem, plan, max(limit, most), most, self.room, patience, seed, end)
-        form = _lowered(self.problem, compacted)
+        form = lowered(self.problem, compacted)
         self._excess = max(1.0, place(form.problem, form.sequence, UNLIMITED).arena_bytes / max(1, self.room))
         return _fit(self.problem, compacted, self.budget, self.search)
 
@@ -339,8 +339,8 @@ def fit_arena_alone(problem: Problem, plan: Plan) -> Scheduled:
     return fitting
 
 
-def _lowered(problem: Problem, plan: Plan) -> Lowered:
-    """The plan with its swaps as ops, as the runtime has them."""
+def lowered(problem: Problem, plan: Plan) -> Lowered:
+    """A plan with its swaps as ops, as the CPU's runtime has them."""
     form = lower(problem, plan.steps)
     if form is None:
         raise OnnxRematError("the plan swaps tensors in a way that can't be placed: this is a fault of the planner, please report it")
@@ -351,7 +351,7 @@ def _compacted(
     problem: Problem, plan: Plan, limit: int, most: int, room: int, seconds: float, seed: int, capacity: int = UNLIMITED, moves: int = MOVES
 ) -> Plan:
     """The plan with its runs and transfers moved so that the arena gets smaller, towards ``room`` bytes; live bytes stay within ``most``."""
-    form = _lowered(problem, plan)
+    form = lowered(problem, plan)
     steps = form.plan_steps(compact(form.problem, form.sequence, most, room, seconds, seed, moves, capacity))
     try:
         moved = plan_from_sequence(problem, steps, limit, plan.strategy)
@@ -394,17 +394,16 @@ def _arena_beside(fill: int) -> int:
 
 
 def fit_with_block(problem: Problem, plan: Plan, budget: int, search: Search) -> Scheduled | None:
-    """The plan with fixed offsets for large tensors and the arena for the rest, whether within the budget or not; None where it swaps.
+    """The plan with fixed offsets for large tensors and the arena for the rest, whether within the budget or not.
 
-    The block is there whole from the beginning, so block, capacity and bookkeeping together are a hard limit.
+    None where no arena holds the rest.  The block is there whole from the beginning, so block, capacity and bookkeeping together are a hard limit.
     """
-    if plan.swapped_tensors:
-        return None
+    form = lowered(problem, plan)
     target = budget - problem.resident_bytes - 2 * GRANULE if budget < UNLIMITED else 0
     shortest, longest = _FIXED_SECONDS
     seconds = max(shortest, min(longest, _FIXED_SHARE * search.time_limit))
     try:
-        placement, capacity = place_fixed(problem, plan.sequence, _arena_beside, target, seconds, search.seed)
+        placement, capacity = place_fixed(form.problem, form.sequence, _arena_beside, target, seconds, search.seed)
     except ArenaExhausted:
         return None
     return Scheduled(replace(plan, budget_bytes=budget), placement, capacity, _peak_at(problem, placement, capacity))
@@ -417,7 +416,7 @@ def _fit_arena(problem: Problem, plan: Plan, budget: int, portable: bool = False
     budget, which makes it a hard limit.
     """
     largest = capacity_within(budget - problem.resident_bytes)
-    form = _lowered(problem, plan)
+    form = lowered(problem, plan)
     wanted = place(form.problem, form.sequence, UNLIMITED).arena_bytes
     smallest = max(wanted + _slack(wanted), OPTIMIZER_BYTES)
     if largest < (smallest if portable else OPTIMIZER_BYTES):

@@ -48,11 +48,10 @@ class Swaps:
         """The node of swap step ``k``."""
         value = self._values[step.index]
         number = self._times[step.kind, step.index] = self._times.get((step.kind, step.index), -1) + 1
-        suffix = f":{number}" if number else ""
-        return [self._out(k, step.index, value, suffix) if step.kind == "swap_out" else self._in(step.index, value, suffix)]
+        return [self._out(k, step.index, value, number) if step.kind == "swap_out" else self._in(step.index, value, number)]
 
-    def _out(self, k: int, tensor: int, value: ir.Value, suffix: str) -> ir.Node:
-        reads = 0
+    def _out(self, k: int, tensor: int, value: ir.Value, number: int) -> ir.Node:
+        reads, suffix = 0, _suffix(number)
         for step in self._steps[k + 1 :]:
             if step.index == tensor and step.kind == "swap_out":
                 break
@@ -64,12 +63,12 @@ class Swaps:
         self._tokens[tensor] = token
         return node
 
-    def _in(self, tensor: int, value: ir.Value, suffix: str) -> ir.Node:
+    def _in(self, tensor: int, value: ir.Value, number: int) -> ir.Node:
         assert value.dtype is not None
         shape = ir.AttrInt64s("shape", list(static_shape(value)))
-        node = self._make("SpillIn", f"in:{value.name}{suffix}", [self._tokens[tensor], self._empty(value.dtype)], [shape], value)
+        node = self._make("SpillIn", f"in:{value.name}{_suffix(number)}", [self._tokens[tensor], self._empty(value.dtype)], [shape], value)
         (back,) = node.outputs
-        back.name = f"{value.name}:back{suffix}"
+        back.name = returned_name(str(value.name), number)
         back.shape, back.type = value.shape, value.type
         self._latest[id(value)] = back
         return node
@@ -88,6 +87,15 @@ class Swaps:
         return self._like[dtype]
 
 
+def returned_name(name: str, number: int) -> str:
+    """What a value is called that ``SpillIn`` makes the ``number``-th time, counted from 0, from the value of this name."""
+    return f"{name}:back{_suffix(number)}"
+
+
+def _suffix(number: int) -> str:
+    return f":{number}" if number else ""
+
+
 def step_values(problem: Problem, nodes: Sequence[ir.Node]) -> dict[int, ir.Value]:
     """Tensor of the problem -> value of the unscheduled graph, of all that its nodes make."""
     values: dict[int, ir.Value] = {}
@@ -96,4 +104,4 @@ def step_values(problem: Problem, nodes: Sequence[ir.Node]) -> dict[int, ir.Valu
     return values
 
 
-__all__ = ["Swaps", "step_values"]
+__all__ = ["Swaps", "returned_name", "step_values"]

@@ -23,7 +23,7 @@ from onnxremat.runtime import block, worker
 from onnxremat.runtime.block import Block, fixed_session
 from onnxremat.runtime.session import BoundSession, Options, make_session, sample_arrays, with_random_seeds
 from onnxremat.schedule import Search, needed_budget, schedule_unscheduled
-from onnxremat.scheduler import Op, Plan, Problem, Tensor, evaluate
+from onnxremat.scheduler import Op, Plan, Problem, Tensor, Transfer, evaluate
 from tests.factories import CNN_INPUT, CNN_LABEL
 from tests.fixed_jobs import losses_of
 from tests.test_placement import _scaled
@@ -121,11 +121,39 @@ def test_only_where_the_arena_alone_does_not_suffice(monkeypatch: pytest.MonkeyP
     assert found.plan.peak_bytes == evaluate(problem, range(5)).peak_bytes
 
 
+def test_swaps_where_the_arena_alone_does_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a is away, no order of a chain lets best-fit use its place: d is larger than what c leaves there, or c lives beside a."""
+    sizes = {"x": 1, "a": 12, "b": 1, "c": 4, "d": 9, "e": 1, "z": 1}
+    tensors = tuple(Tensor(n, s * BIG, i - 1, output=n == "z") for i, (n, s) in enumerate(sizes.items()))
+    reads = [(0,), (0, 1), (0, 2), (2, 3), (3, 4), (1, 5)]
+    ops = tuple(Op("abcdez"[i], 1, inputs, (i + 1,), pinned="output" if i == 5 else "") for i, inputs in enumerate(reads))
+    problem = Problem("holed", ops, tensors, {"batch": 1}, transfer=Transfer(BIG, BIG, 1 << 40))
+    problem.check()
+    monkeypatch.setattr(schedule, "OPTIMIZER_BYTES", 0)
+    monkeypatch.setattr(schedule, "_slack", lambda fill: 0)
+    # All that is alive while a is away, or while it is back: b, c and d; a, e and z.
+    wanted = needed_budget(problem, place(problem, [0], UNLIMITED).pen_bytes + 256 + 15 * BIG)
+    with pytest.raises(schedule.BudgetInfeasible):
+        schedule.schedule(problem, wanted, Search("swap_only", 5.0))
+    found = schedule.schedule(problem, wanted, Search("swap_only", 5.0, fixed=True))
+    form = schedule.lowered(problem, found.plan)
+    _checked(form.problem, list(form.sequence), found.placement, found.arena_bytes)
+    assert (found.plan.swapped_tensors, found.plan.recomputed_ops) == (1, 0)
+    assert found.placement.block_bytes > 0 and found.peak_bytes <= wanted
+
+
 # An artifact.
 
 
-@pytest.fixture(scope="module")
-def fixed_artifact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Artifact]:
+#: How memory is saved -> options of ``compile``, and what the names of tensors made again have in them.
+WAYS: dict[str, tuple[dict[str, Any], str]] = {
+    "recompute": ({"activation_budget": "70%"}, "@"),
+    "swap": ({"activation_budget": "70%", "swap": "disk", "swap_bandwidth": "1GiB/s", "strategy": "swap_only"}, ":back"),
+}
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def fixed_artifact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Artifact]:
     """The tiny CNN at 70 % of its activations, as if no arena alone were small enough; verified when compiled."""
     really = schedule._fit_arena
 
@@ -140,18 +168,20 @@ def fixed_artifact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Artifac
             inputs=[CNN_INPUT],
             labels=[CNN_LABEL],
             loss="cross_entropy",
-            activation_budget="70%",
             costs="analytic",
             threads=1,
             time_limit=6,
             work_limit=30_000,
+            **WAYS[request.param][0],
         )
 
 
-def test_what_the_artifact_says(fixed_artifact: Artifact) -> None:
+def test_what_the_artifact_says(fixed_artifact: Artifact, request: pytest.FixtureRequest) -> None:
     memory, checked = (fixed_artifact.manifest[key] for key in ("memory", "verification"))
     offsets = json.loads(fixed_artifact.file(OFFSETS).read_text(encoding="utf-8"))
-    assert fixed_artifact.plan.recomputed_ops > 0 and any("@" in name for name in offsets), "no clone has a place"
+    way = request.node.callspec.params["fixed_artifact"]
+    again = fixed_artifact.plan.recomputed_ops if way == "recompute" else fixed_artifact.plan.swapped_tensors
+    assert again > 0 and any(WAYS[way][1] in name for name in offsets), "nothing made again has a place"
     assert memory["allocator"] == checked["allocator"] == "fixed offsets"
     assert checked["bitwise_equal"] and checked["passed"] and checked["within_budget"]
     assert abs(checked["peak_measured_bytes"] - memory["peak_predicted_bytes"]) <= max(0.02 * memory["peak_predicted_bytes"], 4 * 2**20)
@@ -159,7 +189,8 @@ def test_what_the_artifact_says(fixed_artifact: Artifact) -> None:
     assert memory["block_bytes"] + capacity + bookkeeping_bytes(capacity) + memory["resident_bytes"] <= memory["budget_bytes"]
     # Other users have an arena alone, which holds the whole step.
     whole = fixed_artifact.manifest["arena"]["max_mem"]
-    assert place(fixed_artifact.problem, fixed_artifact.plan.sequence, whole).arena_bytes <= whole
+    form = schedule.lowered(fixed_artifact.problem, fixed_artifact.plan)
+    assert place(form.problem, form.sequence, whole).arena_bytes <= whole
     assert min(memory["peak_arena_alone_bytes"], memory["peak_predicted_bytes"]) > memory["peak_live_bytes"]
     assert fixed_artifact.allocator.startswith("fixed offsets in")
     assert "fixed offsets in" in fixed_artifact.file("report.html").read_text(encoding="utf-8")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from onnxremat import Artifact, Optimizer
@@ -14,9 +16,11 @@ from onnxremat.api import compile as compile_model
 from onnxremat.artifact import TRAINING
 from onnxremat.cli import main
 from onnxremat.costs.transfer import Swap, parse_bandwidth
+from onnxremat.emit import HELPER, made_names
 from onnxremat.errors import SpillFailed, UsageError
 from onnxremat.runtime import worker
 from onnxremat.runtime.trainer import Trainer
+from onnxremat.schedule import lowered
 from onnxremat.scheduler import evaluate
 from onnxremat.spill import Bandwidth, needed
 
@@ -61,6 +65,17 @@ def test_twelve_layers_train_in_under_a_third_and_the_numbers_are_the_same(swapp
     assert not manifest["swap"]["portable"]
     assert manifest["swap"]["disk_bytes"] == evaluate(swapped.problem, plan.steps).host_bytes
     assert needed(swapped.file(TRAINING))
+
+
+def test_tensors_are_called_as_their_nodes_make_them(swapped: Artifact) -> None:
+    form = lowered(swapped.problem, swapped.plan)
+    names = made_names(swapped.problem, form)
+    nodes = [n for n in onnx.load(str(swapped.file(TRAINING))).graph.node if not any(entry.key == HELPER for entry in n.metadata_props)]
+    runs: Counter[int] = Counter()
+    for node, op in zip(nodes, form.sequence, strict=True):
+        made = [names.get((tensor, runs[op])) for tensor in form.problem.ops[op].outputs]
+        assert made == ([None] if node.op_type == "SpillOut" else [name for name in node.output if name])
+        runs[op] += 1
 
 
 def test_without_room_on_the_disk_training_does_not_begin(swapped: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def place_fixed(
     """Place a sequence of runs in a block with fixed offsets and an arena beside it.
 
     Args:
-        problem: the problem, without swaps.
+        problem: the problem; swaps are ops of it (``scheduler.lower``).
         sequence: a valid sequence of runs.
         capacity_for: the capacity that an arena gets which is to be filled with so many bytes.
         target: bytes of block, arena and its tables at which the search ends.

@@ -110,7 +110,7 @@ class Placement:
         live_bytes: the most bytes in use at one time.
         pen_bytes: size of the pen for small buffers.
         block_bytes: the block beside the arena, in which tensors have offsets of their own (``onnxremat.placement.fixed``); 0 for none.
-        offsets: where these are in the block, by tensor and number of the run that makes it.
+        offsets: where these are in the block, by tensor (of the problem in which swaps are ops) and number of the run that makes it.
     """
 
     arena_bytes: int
