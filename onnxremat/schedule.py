@@ -45,7 +45,7 @@ _IMPROVE_SHARE = 0.7
 _LEAST_SECONDS, _LEAST_TRIES = 1.0, 3
 #: Where limits are tried between the tightest known and the first, once the steps have met in the middle.
 _BETWEEN = (0.0, 0.5, 0.25, 0.75)
-#: The gain, relative, below which no better limit is looked for.
+#: The gain, relative, below which no better limit is looked for, and fixed offsets are not worth what an arena alone does too.
 _WORTH = 1e-3
 #: Seconds that the proof of a lower bound may take, and their share of the time limit.
 _BOUND_SECONDS, _BOUND_SHARE = 10.0, 1 / 6
@@ -173,8 +173,8 @@ class _Planning:
         self.capacity = capacity_within(budget - problem.resident_bytes)
         self.room = self.capacity - _slack(self.capacity)
         # The most live bytes that can be hoped for: where tensors have fixed offsets, only the arena beside them needs tables.
-        beside = budget - needed_budget(problem, 0) + OPTIMIZER_BYTES - _slack(OPTIMIZER_BYTES)
-        self.most = problem.resident_bytes + self.room if not search.fixed else max(problem.resident_bytes + self.room, beside)
+        beside = budget - bookkeeping_bytes(OPTIMIZER_BYTES) - 2 * GRANULE - _slack(OPTIMIZER_BYTES)
+        self.most = max(problem.resident_bytes + self.room, beside if search.fixed else 0)
         self._begin = time.monotonic()
         self._deadline = self._begin + search.time_limit - self.bound_seconds
         self._tries = 0
@@ -221,15 +221,35 @@ class _Planning:
         """The best plan, after longer searches under its limit, or between it and the least limit that led to no placement."""
         # The last resort is far slower than need be: after it some searches are worth more than the clock.
         least = self._tries + (_LEAST_TRIES if self._last else 0)
+        narrow = self._fits
+        self._widen()
         while self.best is not None and (self.left > _LEAST_SECONDS or self._tries < least) and not self.interruption.asked:
             above = self._misfits
             if above == UNLIMITED:
                 self._try(self._fits, self._seconds(_IMPROVE_SHARE * self.left))
-                break
+                if self._misfits == UNLIMITED:
+                    break
+                above, self._fits = self._misfits, narrow
             if above - self._fits < self.room // 64 or self.best.plan.seconds <= self._fastest_misfit * (1 + _WORTH):
                 break
             self._try((self._fits + above) // 2, self._seconds(_IMPROVE_SHARE * self.left / 2))
         return self.best
+
+    def _widen(self) -> None:
+        """A search in the larger room that fixed offsets leave; the better of both rooms gets the long one."""
+        floor, narrow = self.problem.resident_bytes, self.best
+        wide = floor + int(_LIVE_SHARE * (self.most - floor))
+        # Where the first plan did not fit, a larger one won't either.
+        if narrow is None or self._last or self._misfits < UNLIMITED or wide <= self._fits:
+            return
+        if narrow.plan.seconds <= narrow.plan.seconds_unscheduled * (1 + _WORTH) or self.left <= _LEAST_SECONDS or self.interruption.asked:
+            return
+        limit = self._fits
+        self._try(wide, self._seconds(_FIND_SHARE * self.search.time_limit))
+        # Whether that one fitted says nothing of the room that is left to the arena alone.
+        self._misfits = UNLIMITED
+        if self.best is None or self.best.plan.seconds * (1 + _WORTH) > narrow.plan.seconds:
+            self.best, self._fits = narrow, limit
 
     def _seconds(self, share: float) -> float:
         # A limit on work ends a search the same way on every machine, which the clock must not anticipate.

@@ -12,7 +12,7 @@ from onnxremat.placement import UNLIMITED, bookkeeping_bytes, capacity_within, p
 from onnxremat.schedule import Scheduled, Search, needed_budget, schedule, schedule_smallest, schedule_unscheduled
 from onnxremat.scheduler import Problem
 
-from .scheduler.graphs import transformer
+from .scheduler.graphs import chain, transformer
 
 MIB = 2**20
 QUICK = Search("auto", 3.0, work_limit=3000)
@@ -64,3 +64,26 @@ def test_a_portable_placement_does_not_hinge_on_the_end_of_the_arena(seed: int) 
     _check(problem, found, budget)
     endless = place(problem, found.plan.sequence, UNLIMITED).arena_bytes
     assert endless <= found.arena_bytes and found.placement.arena_bytes <= endless
+
+
+def _even(ops: int, size: int) -> Problem:
+    """A chain of tensors of one size (bytes), which no allocator fragments: of its live bytes, a recompute saves those of one tensor."""
+    problem = chain(ops)
+    return replace(problem, tensors=tuple(replace(t, bytes=size) for t in problem.tensors))
+
+
+def test_fixed_offsets_are_planned_for_from_the_start() -> None:
+    """The tables of an arena alone take a 33rd of the budget, more than one of the tensors; beside a block they are those of a small arena."""
+    problem, budget = _even(60, 10 * MIB), 596 * MIB
+    alone, beside = (schedule(problem, budget, replace(QUICK, fixed=fixed)) for fixed in (False, True))
+    for found in (alone, beside):
+        _check(problem, found, budget)
+    assert capacity_within(budget) < 580 * MIB
+    assert alone.plan.peak_bytes <= 570 * MIB and alone.plan.recomputed_ops >= 4
+    assert (beside.plan.peak_bytes, beside.plan.recomputed_ops) == (580 * MIB, 3)
+
+
+def test_an_arena_alone_is_preferred_where_it_does_as_well() -> None:
+    problem, budget = _even(8, 100 * MIB), 800 * MIB
+    found = schedule(problem, budget, replace(QUICK, fixed=True))
+    assert (found.plan.peak_bytes, found.plan.recomputed_ops, found.placement.block_bytes) == (700 * MIB, 2, 0)
