@@ -12,7 +12,7 @@ from .costs.transfer import Swap
 from .errors import UsageError
 from .exporters import ExportError, InputSpec, Loss
 from .optimizers import Optimizer
-from .pipeline import Request, compile_module, compile_source
+from .pipeline import Request, compile_module, compile_source, target_of
 from .runtime.cuda import Cuda
 from .spill import spilling_to
 from .targets import PROVIDERS
@@ -94,15 +94,14 @@ def compile(
         BudgetInfeasible: no plan fits; ``minimum_budget_bytes`` says which budget would do.
         OnnxRematError: anything else, in one line.
     """
-    cuda = parse_cuda(provider, provider_options, allow_cpu_nodes)
-    request = Request(
-        source=model if isinstance(model, str) else type(model).__name__,
-        inputs=parse_specs(inputs),
-        labels=parse_specs(labels),
-        loss=parse_loss(loss),
-        optimizer=optimizer if isinstance(optimizer, Optimizer) else Optimizer(optimizer),
+    request = make_request(
+        model if isinstance(model, str) else type(model).__name__,
+        inputs=inputs,
+        labels=labels,
+        loss=loss,
+        optimizer=optimizer,
         budget=parse_budget(budget, activation_budget),
-        strategy=known_strategy(strategy),
+        strategy=strategy,
         time_limit=time_limit,
         work_limit=work_limit,
         seed=seed,
@@ -113,8 +112,13 @@ def compile(
         freeze=tuple(freeze),
         train_mode=train_mode,
         verify=verify,
-        swap=Swap.parse(swap, swap_bandwidth, swap_bytes, None if spill_dir is None else os.fspath(spill_dir), cuda),
-        cuda=cuda,
+        swap=swap,
+        swap_bandwidth=swap_bandwidth,
+        swap_bytes=swap_bytes,
+        spill_dir=spill_dir,
+        provider=provider,
+        provider_options=provider_options,
+        allow_cpu_nodes=allow_cpu_nodes,
     )
     with spilling_to(request.swap.directory):
         if isinstance(model, str):
@@ -134,6 +138,40 @@ def verify(
     """Check the numbers and the peak of an artifact; see ``onnxremat.verification``."""
     found = artifact if isinstance(artifact, Artifact) else Artifact.load(Path(artifact))
     return verify_artifact(found, steps=steps, threads=threads, seed=seed, measure=measure, provider=provider)
+
+
+def make_request(
+    source: str,
+    *,
+    inputs: Sequence[InputSpec | str] = (),
+    labels: Sequence[InputSpec | str] = (),
+    loss: Loss | str | None = None,
+    optimizer: Optimizer | str = "adamw",
+    strategy: str = "auto",
+    swap: str = "none",
+    swap_bandwidth: str | None = None,
+    swap_bytes: str | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
+    provider: str = "cpu",
+    provider_options: Sequence[str] = (),
+    allow_cpu_nodes: bool = False,
+    **fields: Any,
+) -> Request:
+    """A request from arguments of :func:`compile`, ``fields`` as they are; raises UsageError where they make no sense, or not together."""
+    cuda = parse_cuda(provider, provider_options, allow_cpu_nodes)
+    request = Request(
+        source=source,
+        inputs=parse_specs(inputs),
+        labels=parse_specs(labels),
+        loss=parse_loss(loss),
+        optimizer=optimizer if isinstance(optimizer, Optimizer) else Optimizer(optimizer),
+        strategy=known_strategy(strategy),
+        swap=Swap.parse(swap, swap_bandwidth, swap_bytes, None if spill_dir is None else os.fspath(spill_dir), cuda),
+        cuda=cuda,
+        **fields,
+    )
+    target_of(request)
+    return request
 
 
 def parse_cuda(provider: str, options: Sequence[str] = (), allow_cpu_nodes: bool = False) -> Cuda | None:

@@ -137,20 +137,45 @@ def export_source(request: Request) -> tuple[ForwardGraph, ForwardGraph]:
     return forward, cached_export(module.eval(), as_exported, request.seed, request.source)
 
 
+def target_of(request: Request) -> Target:
+    """The target of a request; raises UsageError where its options exclude each other."""
+    target = target_named(request.target, request.provider)
+    if request.swap.kind != "none" and target.tokens:
+        raise UsageError(f"--swap {request.swap.kind} needs operators of its own, which --target {target.name} does without: leave one of them out")
+    return target
+
+
+def search_of(request: Request) -> Search:
+    """How to plan the step of a request."""
+    target = target_of(request)
+    limits = (request.strategy, request.time_limit, request.seed, request.work_limit)
+    return Search(*limits, fixed=target == ORT_TRAINING, portable=target.tokens)
+
+
 def source_problem(request: Request, progress: Progress = lambda _: None) -> Problem:
-    """The scheduling problem of a source's training step, with its costs, and nothing written."""
+    """The scheduling problem of a source's training step, with its costs and its channel for swaps, and nothing written."""
+    target = target_of(request)
+    _require_gpu(target, request)
+    channel = swap_channel(request.swap)
     progress(f"exporting {request.source}")
     forward, _ = export_source(request)
     forward.freeze(request.freeze)
     progress("deriving the backward graph")
-    target = target_named(request.target, request.provider)
     optimizer = replace(request.optimizer, kernels=target.training_package)
     training = build_training_graph(forward, optimizer, resolve_layout(request.conv_layout, NCHWC in target.domains), target)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / files.UNSCHEDULED
         save_model(training.model, path)
         costs = node_costs(training, path, request, progress)
-    return training_problem(training, costs, request.source, target)
+    return replace(training_problem(training, costs, request.source, target), transfer=channel)
+
+
+def _require_gpu(target: Target, request: Request) -> bool:
+    """Whether what is compiled can run here; raises RuntimeUnavailable, saying what is missing, where it can't and is to be measured."""
+    here = not target.on_gpu or available()
+    if not here and request.costs != "analytic":
+        require_cuda()
+    return here
 
 
 def compile_module(module: Any, request: Request, output: Path, progress: Progress = lambda _: None) -> Artifact:
@@ -180,16 +205,12 @@ def compile_graphs(
     module: Any = None,
 ) -> Artifact:
     """Compile a forward graph and its evaluation form (both consumed); ``module`` is compared with where it is given."""
-    target = target_named(request.target, request.provider)
+    target = target_of(request)
     if target.training_package:
         require_training_package()
-    here = not target.on_gpu or available()
-    if not here and request.costs != "analytic":
-        require_cuda()  # says what is missing
+    here = _require_gpu(target, request)
     forward_outputs = list(evaluation.outputs)
     forward.freeze(request.freeze)
-    if request.swap.kind != "none" and target.tokens:
-        raise UsageError(f"--swap {request.swap.kind} needs operators of its own, which --target {target.name} does without: leave one of them out")
     channel = swap_channel(request.swap)
     progress("deriving the backward graph")
     optimizer = replace(request.optimizer, kernels=target.training_package)
@@ -200,8 +221,7 @@ def compile_graphs(
         costs = node_costs(training, staging / files.UNSCHEDULED, request, progress)
         problem = replace(training_problem(training, costs, request.source, target), transfer=channel)
         unscheduled = schedule_unscheduled(problem)
-        limits = (request.strategy, request.time_limit, request.seed, request.work_limit)
-        search = Search(*limits, fixed=can_fix(training, target), portable=target.tokens)
+        search = replace(search_of(request), fixed=can_fix(training, target))
         begin = time.perf_counter()
         tell = planning_messages(unscheduled.plan.seconds, "s", progress)
         with Interruption(progress) as interruption:

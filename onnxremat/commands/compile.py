@@ -8,7 +8,7 @@ from typing import Any
 
 from ..console import print_json, progress, say
 from ..errors import OK
-from .options import planning_options, running_options, spilling_options
+from .options import planning_options, running_options, step_settings, swapping_options, training_options
 from .shown import print_artifact
 
 
@@ -19,49 +19,12 @@ def add_parsers(commands: Any, common: argparse.ArgumentParser, model: argparse.
     export.set_defaults(run=_export)
 
     compile_ = commands.add_parser(
-        "compile", parents=[common, model, planning_options(), spilling_options(), running_options()], help="compile a model into a training artifact"
+        "compile",
+        parents=[common, model, planning_options(), swapping_options(), training_options(), running_options()],
+        help="compile a model into a training artifact",
     )
     compile_.add_argument("-o", "--output", required=True, metavar="DIR", type=Path)
     compile_.add_argument("--activation-budget", metavar="PERCENT", help="instead of --budget: all that is resident plus this share of the rest")
-    compile_.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
-    compile_.add_argument("--lr", type=float, default=None, metavar="RATE", help="initial learning rate (default 0.001 for adamw, 0.01 for sgd)")
-    compile_.add_argument("--momentum", type=float, default=0.0, help="of sgd (default 0)")
-    compile_.add_argument("--weight-decay", type=float, default=0.0, help="default 0")
-    compile_.add_argument(
-        "--no-decay",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="parameters that weight decay leaves alone, such as '*.bias', or vectors for all biases and scales of normalizations; repeatable",
-    )
-    compile_.add_argument(
-        "--clip-grad-norm", type=float, default=0.0, metavar="NORM", help="scale gradients down to this global norm (default: leave them)"
-    )
-    compile_.add_argument("--threads", type=int, default=0, help="intra-op threads of the training; 0 is ONNX Runtime's default")
-    compile_.add_argument(
-        "--costs",
-        choices=("measured", "analytic"),
-        default="measured",
-        help="profile this machine, or a model of FLOPs and bytes for another",
-    )
-    compile_.add_argument(
-        "--conv-layout",
-        choices=("auto", "nchwc", "nchw"),
-        default="auto",
-        help="nchwc: convolutions in the blocked layout, faster, runs on x86-64 only; nchw: runs everywhere; auto: what suits this machine",
-    )
-    compile_.add_argument(
-        "--target",
-        choices=("ort-training", "onnxruntime"),
-        default="ort-training",
-        help="ort-training: onnxruntime-training 1.19.2; onnxruntime: any ONNX Runtime, standard operators only (default ort-training)",
-    )
-    compile_.add_argument(
-        "--update",
-        choices=("separate", "fused"),
-        default="separate",
-        help="fused: each parameter is updated as soon as its gradient is complete, which is not kept (default separate)",
-    )
     compile_.add_argument("--no-verify", action="store_true", help="do not compare the numbers when done")
     compile_.set_defaults(run=_compile)
 
@@ -99,44 +62,23 @@ def _export(options: argparse.Namespace) -> int:
 def _compile(options: argparse.Namespace) -> int:
     from ..api import compile as compile_
     from ..artifact import compile_figures
-    from ..optimizers import Optimizer
 
-    rate = options.lr if options.lr is not None else {"adamw": 1e-3, "sgd": 1e-2}[options.optimizer]
     artifact = compile_(
         options.source,
         options.output,
         inputs=options.input,
         labels=options.label,
         loss=options.loss,
-        optimizer=Optimizer(
-            options.optimizer,
-            learning_rate=rate,
-            momentum=options.momentum,
-            weight_decay=options.weight_decay,
-            no_decay=tuple(options.no_decay),
-            clip_grad_norm=options.clip_grad_norm,
-            update=options.update,
-        ),
         budget=options.budget,
         activation_budget=options.activation_budget,
         strategy=options.strategy,
         time_limit=options.time_limit,
         work_limit=options.work_limit,
         seed=options.seed,
-        threads=options.threads,
-        costs=options.costs,
-        conv_layout=options.conv_layout,
-        target=options.target,
         freeze=options.freeze,
         train_mode=options.train_mode,
         verify=not options.no_verify,
-        swap=options.swap,
-        swap_bandwidth=options.swap_bandwidth,
-        swap_bytes=options.swap_bytes,
-        spill_dir=options.spill_dir,
-        provider=options.provider or "cpu",
-        provider_options=options.provider_option,
-        allow_cpu_nodes=options.allow_cpu_nodes,
+        **step_settings(options),
         progress=progress(options),
     )
     result = compile_figures(artifact.manifest) | {"artifact": str(options.output)}

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..targets import PROVIDERS
 
-__all__ = ["Parser", "common_options", "model_options", "planning_options", "running_options", "spilling_options"]
+if TYPE_CHECKING:
+    from ..optimizers import Optimizer
+
+__all__ = [
+    "Parser",
+    "common_options",
+    "model_options",
+    "planning_options",
+    "running_options",
+    "search_options",
+    "spilling_options",
+    "step_settings",
+    "swapping_options",
+    "training_options",
+]
 
 STRATEGIES = (
     "auto, keep_all, chen_sqrt, chen_greedy, griewank, rotor, mincut_knapsack, checkmate_lp, checkmate_ilp, moccasin or "
@@ -68,12 +82,18 @@ def model_options() -> Parser:
 
 def planning_options() -> Parser:
     """Into what to plan, and how."""
-    parser = Parser(add_help=False)
+    parser = Parser(add_help=False, parents=[search_options()])
     parser.add_argument(
         "--budget",
         metavar="SIZE|PERCENT|min",
         help="512MiB, or 60%% of the unscheduled step's peak (everything the step holds), or min, the smallest that is found",
     )
+    return parser
+
+
+def search_options() -> Parser:
+    """How to plan."""
+    parser = Parser(add_help=False)
     parser.add_argument("--strategy", default="auto", help=STRATEGIES)
     parser.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS", help="that planning may take; of all, each (default 60)")
     parser.add_argument(
@@ -82,7 +102,12 @@ def planning_options() -> Parser:
         metavar="MOVES",
         help="that auto's search makes on each of two cores; the plan then depends on it and the seed alone where the time suffices",
     )
+    return parser
 
+
+def swapping_options() -> Parser:
+    """Which tensors may be swapped, and where to."""
+    parser = Parser(add_help=False, parents=[spilling_options()])
     parser.add_argument(
         "--swap",
         choices=("none", "disk", "host"),
@@ -101,6 +126,83 @@ def spilling_options() -> Parser:
     parser = Parser(add_help=False)
     parser.add_argument("--spill-dir", metavar="DIR", type=Path, help="folder of the swap file (default: $ONNXREMAT_SPILL_DIR, $TMPDIR or /var/tmp)")
     return parser
+
+
+def training_options(costs: str = "measured") -> Parser:
+    """How a step trains and what it is compiled for; ``costs`` is the default of ``--costs``."""
+    parser = Parser(add_help=False)
+    parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
+    parser.add_argument("--lr", type=float, default=None, metavar="RATE", help="initial learning rate (default 0.001 for adamw, 0.01 for sgd)")
+    parser.add_argument("--momentum", type=float, default=0.0, help="of sgd (default 0)")
+    parser.add_argument("--weight-decay", type=float, default=0.0, help="default 0")
+    parser.add_argument(
+        "--no-decay",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="parameters that weight decay leaves alone, such as '*.bias', or vectors for all biases and scales of normalizations; repeatable",
+    )
+    parser.add_argument(
+        "--clip-grad-norm", type=float, default=0.0, metavar="NORM", help="scale gradients down to this global norm (default: leave them)"
+    )
+    parser.add_argument(
+        "--update",
+        choices=("separate", "fused"),
+        default="separate",
+        help="fused: each parameter is updated as soon as its gradient is complete, which is not kept (default separate)",
+    )
+    parser.add_argument("--threads", type=int, default=0, help="intra-op threads of the training; 0 is ONNX Runtime's default")
+    parser.add_argument(
+        "--costs",
+        choices=("measured", "analytic"),
+        default=costs,
+        help=f"profile this machine, or a model of FLOPs and bytes for another (default {costs})",
+    )
+    parser.add_argument(
+        "--conv-layout",
+        choices=("auto", "nchwc", "nchw"),
+        default="auto",
+        help="nchwc: convolutions in the blocked layout, faster, runs on x86-64 only; nchw: runs everywhere; auto: what suits this machine",
+    )
+    parser.add_argument(
+        "--target",
+        choices=("ort-training", "onnxruntime"),
+        default="ort-training",
+        help="ort-training: onnxruntime-training 1.19.2; onnxruntime: any ONNX Runtime, standard operators only (default ort-training)",
+    )
+    return parser
+
+
+def _optimizer(options: argparse.Namespace) -> Optimizer:
+    from ..optimizers import Optimizer
+
+    return Optimizer(
+        options.optimizer,
+        learning_rate=options.lr if options.lr is not None else {"adamw": 1e-3, "sgd": 1e-2}[options.optimizer],
+        momentum=options.momentum,
+        weight_decay=options.weight_decay,
+        no_decay=tuple(options.no_decay),
+        clip_grad_norm=options.clip_grad_norm,
+        update=options.update,
+    )
+
+
+def step_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of ``onnxremat.compile`` from the options of training, swapping and running."""
+    return {
+        "optimizer": _optimizer(options),
+        "threads": options.threads,
+        "costs": options.costs,
+        "conv_layout": options.conv_layout,
+        "target": options.target,
+        "swap": options.swap,
+        "swap_bandwidth": options.swap_bandwidth,
+        "swap_bytes": options.swap_bytes,
+        "spill_dir": None if options.spill_dir is None else str(options.spill_dir.absolute()),
+        "provider": options.provider or "cpu",
+        "provider_options": options.provider_option,
+        "allow_cpu_nodes": options.allow_cpu_nodes,
+    }
 
 
 def running_options() -> Parser:

@@ -8,13 +8,13 @@ from typing import Any
 
 from ..console import print_json, progress, say, table
 from ..errors import OK
-from .options import planning_options, spilling_options
+from .options import planning_options, swapping_options
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add it to the commands."""
     plan = commands.add_parser(
-        "plan", parents=[common, planning_options(), spilling_options()], help="schedule a problem file or any ONNX training graph"
+        "plan", parents=[common, planning_options(), swapping_options()], help="schedule a problem file or any ONNX training graph"
     )
     plan.add_argument("file", metavar="FILE", type=Path, help="a problem (.json), a training graph (.onnx), or an artifact folder")
     plan.add_argument("--input", action="append", default=[], metavar="NAME=SHAPE[:DTYPE]", help="pins the dynamic dimensions of a graph's input")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..console import columns, print_json, progress, say
 from ..errors import OK, UsageError
 from ..units import format_bytes, parse_bytes
+from .options import running_options, step_settings, swapping_options, training_options
 
 if TYPE_CHECKING:
     from ..pipeline import Request
+    from ..schedule import Search
     from ..scheduler import Problem
     from ..tradeoff.pareto import Pareto
     from ..tradeoff.picture import Chart
@@ -23,14 +25,17 @@ __all__ = ["add_parsers"]
 
 def add_parsers(commands: Any, common: argparse.ArgumentParser, model: argparse.ArgumentParser) -> None:
     """Add both to the commands; ``model`` has the options that name a model."""
-    pareto = commands.add_parser("pareto", parents=[common, model], help="time against budget, from 100 %% down to the minimum")
+    step = [swapping_options(), running_options()]
+    pareto = commands.add_parser(
+        "pareto", parents=[common, model, training_options(), *step], help="time against budget, from 100 %% down to the minimum"
+    )
     pareto.add_argument("--strategy", default="all", metavar="NAME,...", help="the strategies to compare (default all)")
     pareto.add_argument("--points", type=int, default=6, metavar="N", help="budgets from 100 %% to the smallest found (default 6)")
     pareto.add_argument("-o", "--output", metavar="FILE.svg|FILE.png", type=Path, action="append", default=[], help="a picture; repeatable")
-    _add_search(pareto, "measured")
+    _add_time_limit(pareto)
     pareto.set_defaults(run=_pareto)
 
-    maxbatch = commands.add_parser("maxbatch", parents=[common, model], help="the largest batch within a budget")
+    maxbatch = commands.add_parser("maxbatch", parents=[common, model, training_options("analytic"), *step], help="the largest batch within a budget")
     maxbatch.add_argument("--budget", required=True, metavar="SIZE", help="such as 16GiB: everything a step holds")
     maxbatch.add_argument(
         "--overhead", type=float, default=1.33, metavar="FACTOR", help="of the unscheduled step's time (default 1.33, about one more forward pass)"
@@ -39,47 +44,54 @@ def add_parsers(commands: Any, common: argparse.ArgumentParser, model: argparse.
         "--batch-dim", action="append", default=[], metavar="NAME=AXIS", help="of each input and label that has one; left out, the first of all"
     )
     maxbatch.add_argument("--strategy", default="auto", metavar="NAME", help="of planning (default auto)")
-    _add_search(maxbatch, "analytic")
+    _add_time_limit(maxbatch)
     maxbatch.set_defaults(run=_maxbatch)
 
 
-def _add_search(parser: argparse.ArgumentParser, costs: str) -> None:
+def _add_time_limit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--time-limit", type=float, default=10.0, metavar="SECONDS", help="of planning, each time (default 10)")
-    parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
-    parser.add_argument("--threads", type=int, default=0, help="as of compile")
-    parser.add_argument("--costs", choices=("measured", "analytic"), default=costs, help=f"as of compile (default {costs})")
 
 
 def _request(options: argparse.Namespace, strategy: str) -> Request:
-    from ..api import known_strategy, parse_loss, parse_specs
-    from ..optimizers import Optimizer
-    from ..pipeline import Request
+    from ..api import make_request
 
-    return Request(
-        source=options.source,
-        inputs=parse_specs(options.input),
-        labels=parse_specs(options.label),
-        loss=parse_loss(options.loss),
-        optimizer=Optimizer(options.optimizer),
-        strategy=known_strategy(strategy),
+    return make_request(
+        options.source,
+        inputs=options.input,
+        labels=options.label,
+        loss=options.loss,
+        strategy=strategy,
         time_limit=options.time_limit,
         seed=options.seed,
-        threads=options.threads,
-        costs=options.costs,
         freeze=tuple(options.freeze),
         train_mode=options.train_mode,
+        **step_settings(options),
     )
 
 
-def _problem(options: argparse.Namespace) -> Problem:
-    """The problem of a source, or the one in a problem file or an artifact."""
+def _step(options: argparse.Namespace) -> tuple[Problem, Search]:
+    """The problem of a source, or the one in a problem file or an artifact, and how to plan it."""
+    from ..pipeline import search_of, source_problem
+    from ..schedule import Search
+
     if _is_file(options.source):
-        from ..foreign import problem_from_file
+        return _problem_of_file(options), Search("auto", options.time_limit, options.seed)
+    request = _request(options, "auto")
+    return source_problem(request, progress(options)), search_of(request)
 
-        return problem_from_file(Path(options.source), ())
-    from ..pipeline import source_problem
 
-    return source_problem(_request(options, "auto"), progress(options))
+def _problem_of_file(options: argparse.Namespace) -> Problem:
+    from ..costs.transfer import Swap, swap_channel
+    from ..foreign import problem_from_file
+    from ..runtime.cuda import Cuda
+
+    for option, default in (("target", "ort-training"), ("update", "separate"), ("provider", None)):
+        if getattr(options, option) != default:
+            raise UsageError(f"{options.source} is a step that is compiled already, for a target of its own: leave --{option} out")
+    gpu = Cuda() if options.swap == "host" else None
+    swap = Swap.parse(options.swap, options.swap_bandwidth, options.swap_bytes, options.spill_dir, gpu)
+    problem = problem_from_file(Path(options.source), ())
+    return problem if swap.kind == "none" else replace(problem, transfer=swap_channel(swap))
 
 
 def _is_file(source: str) -> bool:
@@ -90,7 +102,6 @@ def _is_file(source: str) -> bool:
 
 def _pareto(options: argparse.Namespace) -> int:
     from ..api import known_strategy
-    from ..schedule import Search
     from ..scheduler import distinct_strategies
     from ..tradeoff.pareto import pareto
     from ..tradeoff.picture import check_picture, save_picture
@@ -101,8 +112,10 @@ def _pareto(options: argparse.Namespace) -> int:
         check_picture(path)
     names = options.strategy.split(",")
     strategies = distinct_strategies() if options.strategy == "all" else tuple(known_strategy(name.strip()) for name in names)
-    search = Search("auto", options.time_limit, options.seed, fixed=not _is_file(options.source))
-    found = pareto(_problem(options), strategies, options.points, search, progress(options))
+    problem, search = _step(options)
+    if options.strategy == "all" and problem.transfer is not None:
+        strategies += ("swap_only",)
+    found = pareto(problem, strategies, options.points, search, progress(options))
     for path in options.output:
         save_picture(chart_of(found), path)
     if options.json:
@@ -116,14 +129,15 @@ def _pareto(options: argparse.Namespace) -> int:
 def pareto_table(found: Pareto) -> list[str]:
     """Lines of a table with a row for each point, and below it what strategies could not do."""
     rows = []
+    swaps = any(p.swapped_tensors for curve in found.curves for p in curve.points)
     for curve in found.curves:
         for p in curve.points:
             gap = p.seconds / p.seconds_lower_bound - 1 if p.seconds_lower_bound else 0.0
             share = p.budget_bytes / found.peak_unscheduled_bytes
             cells = (format_bytes(p.budget_bytes), f"{share:.1%}", format_bytes(p.peak_bytes), f"{p.seconds:.4g}", f"{p.overhead:+.2%}")
-            rows.append((curve.strategy, *cells, f"{gap:.2%}", str(p.recomputed_ops)))
+            rows.append((curve.strategy, *cells, f"{gap:.2%}", str(p.recomputed_ops), *([str(p.swapped_tensors)] if swaps else [])))
     unit = "s" if found.unit == "seconds" else found.unit
-    heading = ("strategy", "budget", "of peak", "peak", f"time, {unit}", "overhead", "gap", "recomputed")
+    heading = ("strategy", "budget", "of peak", "peak", f"time, {unit}", "overhead", "gap", "recomputed", *(["swapped"] if swaps else []))
     lines = columns(heading, rows) if rows else []
     return lines + [f"{c.strategy}: {c.reason.removeprefix(c.strategy + ': ')}" for c in found.curves if c.reason]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ..console import columns, print_json, say
 from ..errors import OK, UsageError
 from ..models.zoo import ManifestError, ZooEntry, load_zoo, read_manifest
+from .options import running_options, search_options, step_settings, swapping_options, training_options
 
 __all__ = ["add_parser"]
 
@@ -23,7 +25,11 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     _add_manifest(listing)
     listing.set_defaults(run=_list)
 
-    compile_ = actions.add_parser("compile", parents=[common], help="compile them, each in a process of its own")
+    compile_ = actions.add_parser(
+        "compile",
+        parents=[common, search_options(), swapping_options(), training_options(), running_options()],
+        help="compile them, each in a process of its own",
+    )
     _add_manifest(compile_)
     compile_.add_argument("--budget", action="append", default=[], metavar="BUDGET,...", help="such as 80%%,60%%,2GiB,min; repeatable")
     compile_.add_argument("--activation-budget", action="append", default=[], metavar="PERCENT,...", help="such as 70%%,50%%; repeatable")
@@ -35,11 +41,6 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     compile_.add_argument("--keep-going", action="store_true", help="start further jobs after one has failed")
     compile_.add_argument("--timeout", type=float, metavar="SECONDS", help="of a job; left out, none")
     compile_.add_argument("--quick", action="store_true", help="the models at their quick sizes")
-    compile_.add_argument("--strategy", default="auto", help="of planning (default auto)")
-    compile_.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS", help="of planning, each (default 60)")
-    compile_.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
-    compile_.add_argument("--costs", choices=("measured", "analytic"), default="measured", help="as of compile")
-    compile_.add_argument("--threads", type=int, default=0, help="as of compile")
     compile_.add_argument("--no-verify", action="store_true", help="do not compare the numbers when done")
     compile_.set_defaults(run=_compile)
 
@@ -81,7 +82,7 @@ def _described(entry: ZooEntry) -> dict[str, Any]:
 
 
 def _compile(options: argparse.Namespace) -> int:
-    from ..api import known_strategy
+    from ..api import make_request
     from ..zoo.index import index_of, table, write_index
     from ..zoo.progress import Progress
     from ..zoo.run import executor, exit_code, finished, make_jobs, run_folder, run_jobs
@@ -90,12 +91,13 @@ def _compile(options: argparse.Namespace) -> int:
         raise UsageError(f"--jobs must be at least 1, not {options.jobs}")
     if options.timeout is not None and not options.timeout > 0:
         raise UsageError(f"--timeout must be a positive number of seconds, not {options.timeout:g}")
-    settings = {
-        "strategy": known_strategy(options.strategy),
+    step = step_settings(options)
+    make_request("a model", strategy=options.strategy, **step)  # what can't be is said before any job begins
+    settings = step | {
+        "optimizer": asdict(step["optimizer"]),
+        "strategy": options.strategy,
         "time_limit": options.time_limit,
-        "optimizer": options.optimizer,
-        "costs": options.costs,
-        "threads": options.threads,
+        "work_limit": options.work_limit,
         "verify": not options.no_verify,
     }
     budgets, activations = _split(options.budget), _split(options.activation_budget)

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from ..errors import BudgetInfeasible, UsageError
 from ..exporters import InputSpec
 from ..exporters.sources import source_feeds
-from ..pipeline import Request, source_problem
-from ..schedule import Search, needed_budget, schedule, schedule_unscheduled
-from ..targets import ORT_TRAINING, target_named
+from ..pipeline import Request, search_of, source_problem
+from ..schedule import needed_budget, schedule, schedule_unscheduled
 from ..units import format_bytes
 
 __all__ = ["MaxBatch", "Trial", "batch_axes", "largest_batch"]
@@ -110,8 +109,7 @@ def largest_batch(
         problem = source_problem(changed)
         full = needed_budget(problem, schedule_unscheduled(problem).arena_bytes)
         try:
-            fixed = target_named(request.target, request.provider) == ORT_TRAINING
-            found = schedule(problem, budget, Search(request.strategy, request.time_limit, request.seed, fixed=fixed))
+            found = schedule(problem, budget, search_of(request))
         except BudgetInfeasible as error:
             return Trial(batch, False, full, minimum_budget_bytes=error.minimum_budget_bytes)
         over = found.plan.seconds / found.plan.seconds_unscheduled - 1 if found.plan.seconds_unscheduled else 0.0

@@ -24,6 +24,7 @@ class Point:
         overhead: share of the unscheduled step's time that it takes beyond it.
         seconds_lower_bound: proven for any plan within the budget.
         recomputed_ops: runs beyond the first of an op.
+        swapped_tensors: tensors that are swapped out at some time.
     """
 
     budget_bytes: int
@@ -32,6 +33,7 @@ class Point:
     overhead: float
     seconds_lower_bound: float
     recomputed_ops: int
+    swapped_tensors: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,4 +121,4 @@ def _curve(problem: Problem, strategy: str, budgets: Sequence[int], search: Sear
 def _point(found: Scheduled, budget: int) -> Point:
     plan = found.plan
     overhead = plan.seconds / plan.seconds_unscheduled - 1 if plan.seconds_unscheduled else 0.0
-    return Point(budget, found.peak_bytes, plan.seconds, overhead, plan.seconds_lower_bound, plan.recomputed_ops)
+    return Point(budget, found.peak_bytes, plan.seconds, overhead, plan.seconds_lower_bound, plan.recomputed_ops, plan.swapped_tensors)

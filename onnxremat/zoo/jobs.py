@@ -40,7 +40,7 @@ class Job:
         budget: a size, a percentage or ``min``.
         activations: the percentage is one of activations.
         or_min: where the budget is infeasible, the smallest one that is found.
-        options: further arguments of ``onnxremat.compile``.
+        options: further arguments of ``onnxremat.compile``, an optimizer as the arguments of one.
         folder: of the run.
     """
 
@@ -261,6 +261,10 @@ def _compile(job: Job) -> Outcome:
 def _artifact(job: Job, outcome: Outcome) -> Outcome:
     from ..api import compile as compile_
     from ..artifact import compile_figures
+    from ..optimizers import Optimizer
+
+    options = dict(job.options)
+    optimizer = Optimizer(**options.pop("optimizer", {}))
 
     def attempt(budget: str, activations: bool) -> Any:
         return compile_(
@@ -272,7 +276,8 @@ def _artifact(job: Job, outcome: Outcome) -> Outcome:
             budget=None if activations else budget,
             activation_budget=budget if activations else None,
             progress=lambda message: print(message, file=sys.stderr, flush=True),  # noqa: T201
-            **job.options,
+            optimizer=optimizer,
+            **options,
         )
 
     smallest = False

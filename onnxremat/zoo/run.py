@@ -52,7 +52,7 @@ def make_jobs(
         budgets: sizes, percentages or ``min``.
         activation_budgets: percentages.
         folder: of the run.
-        options: further arguments of ``onnxremat.compile``.
+        options: further arguments of ``onnxremat.compile``, as those of a job.
         quick: the models at their quick sizes.
         or_min: where a budget is infeasible, the smallest one that is found.
 

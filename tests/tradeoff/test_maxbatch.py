@@ -10,7 +10,8 @@ import pytest
 from onnxremat.cli import main
 from onnxremat.errors import BudgetInfeasible, UsageError
 from onnxremat.exporters import InputSpec, Loss
-from onnxremat.pipeline import Request
+from onnxremat.pipeline import Request, search_of
+from onnxremat.schedule import Search
 from onnxremat.tradeoff import maxbatch
 from onnxremat.tradeoff.maxbatch import batch_axes, largest_batch
 from tests.scheduler.graphs import chain
@@ -67,6 +68,20 @@ def test_axes() -> None:
             batch_axes([x, ids], named)
 
 
+def test_the_command_asks_for_what_is_compiled(asked: list[Request], capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["maxbatch", "tests.factories:tiny_mlp", "--input", "x=2x12", "--loss", "mse", "--budget", "64MiB", "--time-limit", "1", "--quiet"]
+    assert main([*arguments, "--target", "onnxruntime", "--update", "fused", "--json"]) == 0
+    assert {(r.target, r.optimizer.update, r.costs) for r in asked} == {("onnxruntime", "fused", "analytic")}
+    assert search_of(asked[0]) == Search("auto", 1.0, portable=True)
+    asked.clear()
+    assert main([*arguments, "--provider", "cuda", "--swap", "host", "--swap-bandwidth", "1GiB/s", "--json"]) == 0
+    assert {(r.provider, r.swap.kind) for r in asked} == {("cuda", "host")}
+    assert search_of(asked[0]) == Search("auto", 1.0)
+    asked.clear()
+    assert main([*arguments, "--swap", "disk", "--json"]) == 0
+    assert search_of(asked[0]) == Search("auto", 1.0, fixed=True)
+
+
 def test_a_budget_too_small_for_a_batch_of_one(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["maxbatch", "tests.factories:tiny_mlp", "--input", "x=2x12", "--loss", "mse", "--budget", "1MiB", "--time-limit", "1", "--quiet"]
     assert main([*arguments, "--json"]) == 3
@@ -81,6 +96,7 @@ def test_a_budget_too_small_for_a_batch_of_one(capsys: pytest.CaptureFixture[str
         (["--budget", "lots"], "'lots' is not a size"),
         (["--budget", "1GiB", "--overhead", "0.9"], "at least 1"),
         (["--budget", "1GiB", "--batch-dim", "x"], "is not NAME=AXIS"),
+        (["--budget", "1GiB", "--target", "onnxruntime", "--swap", "disk"], "leave one of them out"),
         ([], "required"),
     ],
 )

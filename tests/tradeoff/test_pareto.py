@@ -97,6 +97,38 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert (tmp_path / "p.svg").read_text(encoding="utf-8").startswith("<svg")
 
 
+def test_swaps(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A chain of long ops and a fast disk: swapping beats recomputing."""
+    chain(12, seconds=10.0, size=4 * MIB).save(tmp_path / "p.json")
+    arguments = ["pareto", str(tmp_path / "p.json"), "--points", "3", "--time-limit", "1", "--quiet", "--swap", "disk", "--swap-bandwidth", "1GiB/s"]
+    assert main([*arguments, "--strategy", "auto,swap_only", "--json"]) == 0
+    curves = {curve["strategy"]: curve["points"] for curve in json.loads(capsys.readouterr().out)["curves"]}
+    for points in curves.values():
+        halfway = points[1]
+        assert halfway["swapped_tensors"] and not halfway["recomputed_ops"] and 0 < halfway["overhead"] < 0.01
+    assert main([*arguments, "--strategy", "all"]) == 0
+    heading, *lines = capsys.readouterr().out.splitlines()
+    assert heading.split()[-1] == "swapped" and any(line.startswith("swap_only ") for line in lines)
+
+
+def test_a_source_is_planned_for_its_target(capsys: pytest.CaptureFixture[str]) -> None:
+    source = ["tests.factories:tiny_mlp", "--input", "x=64x12", "--label", "labels=64:int64:4", "--loss", "cross_entropy"]
+    limits = ["--points", "2", "--time-limit", "1", "--strategy", "keep_all", "--costs", "analytic", "--quiet", "--json"]
+    peaks = []
+    for options in ([], ["--optimizer", "adamw", "--update", "fused"]):
+        assert main(["pareto", *source, *limits, "--target", "onnxruntime", *options]) == 0
+        peaks.append(json.loads(capsys.readouterr().out)["resident_bytes"])
+    parameters = 4 * (12 * 32 + 32 + 32 * 32 + 32 + 32 * 4 + 4)
+    assert peaks[0] - peaks[1] == pytest.approx(parameters, abs=64), "a fused update keeps no gradients"
+
+
+@pytest.mark.parametrize("option", [["--target", "onnxruntime"], ["--update", "fused"], ["--provider", "cuda"]])
+def test_a_compiled_step_has_its_target(option: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    chain(4).save(tmp_path / "p.json")
+    assert main(["pareto", str(tmp_path / "p.json"), *option]) == 2
+    assert f"compiled already, for a target of its own: leave {option[0]} out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [(["--points", "1"], "at least 2"), (["--strategy", "auto,guess"], "guess"), (["-o", "p.gif"], "a picture is"), (["--points", "x"], "invalid")],

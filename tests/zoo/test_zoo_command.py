@@ -105,6 +105,25 @@ def test_other_options_are_another_job() -> None:
     assert labels == ["budget-80", "activations-80", "budget-min", "budget-2GiB"]
 
 
+@pytest.mark.slow
+def test_jobs_are_for_the_target_that_is_named(capsys: Capture, tmp_path: Path) -> None:
+    def compiled(*arguments: str) -> dict[str, Any]:
+        found = _zoo(capsys, tmp_path / "run", "--only", "mlp", "--budget", "32MiB", "--resume", *arguments)
+        assert (found["jobs"], found["failed"]) == (1, 0), found
+        manifest = Artifact.load(tmp_path / "run" / "mlp" / "budget-32MiB").manifest
+        return manifest | {"written": (tmp_path / "run" / "mlp" / "budget-32MiB" / "manifest.json").stat().st_mtime_ns}
+
+    portable = compiled("--target", "onnxruntime", "--update", "fused", "--optimizer", "sgd", "--momentum", "0.9")
+    assert (portable["target"], portable["update"], portable["swap"]) == ("onnxruntime", "fused", None)
+    assert portable["optimizer"] | {"momentum": 0.9, "learning_rate": 0.01, "name": "sgd"} == portable["optimizer"]
+    again = compiled("--target", "onnxruntime", "--update", "fused", "--optimizer", "sgd", "--momentum", "0.9")
+    assert again["written"] == portable["written"], "finished jobs are known by their options"
+    swapping = compiled("--swap", "disk", "--swap-bandwidth", "1GiB/s", "--spill-dir", str(tmp_path))
+    assert (swapping["target"], swapping["swap"]["bytes_per_second_out"]) == ("ort-training", 2**30)
+    on_gpu = compiled("--provider", "cuda", "--swap", "host", "--swap-bandwidth", "8GiB/s", "--provider-option", "device_id=1")
+    assert (on_gpu["provider"], on_gpu["swap"]["kind"], on_gpu["provider_options"]["device_id"]) == ("cuda", "host", "1")
+
+
 def test_a_job_that_is_killed_and_one_that_hangs(tmp_path: Path) -> None:
     outcome = run_job(_job(tmp_path, "tests.zoo.factories:killed"))
     assert outcome.exit_code == 1 and "was ended by SIGKILL, as the system does when memory is out" in outcome.error
@@ -243,6 +262,11 @@ def test_progress() -> None:
         ([MANIFEST, "--budget", "80%", "--jobs", "0"], "--jobs must be at least 1"),
         ([MANIFEST, "--budget", "80%", "--timeout", "-1"], "--timeout must be a positive"),
         ([MANIFEST, "--budget", "80%", "--strategy", "guess"], "guess"),
+        ([MANIFEST, "--budget", "80%", "--target", "onnxruntime", "--swap", "disk"], "leave one of them out"),
+        ([MANIFEST, "--budget", "80%", "--target", "onnxruntime", "--provider", "cuda"], "--target onnxruntime with --provider cuda is not there"),
+        ([MANIFEST, "--budget", "80%", "--swap", "host"], "on the CPU tensors lie in the host's memory anyway"),
+        ([MANIFEST, "--budget", "80%", "--provider-option", "device_id=1"], "give --provider cuda as well"),
+        ([MANIFEST, "--budget", "80%", "--update", "fused", "--clip-grad-norm", "1"], "leave out --clip-grad-norm"),
     ],
 )
 def test_bad_usage(capsys: Capture, tmp_path: Path, arguments: list[str], message: str) -> None:
