@@ -44,6 +44,8 @@ CHECKPOINT, PROBLEM, PLAN, MANIFEST, REPORT = "checkpoint", "problem.json", "pla
 #: Which node runs on which stream of the GPU, where the plan swaps to the host; as of a graph without nodes on the CPU.
 PARTITION = "partition.json"
 OFFSETS = "offsets.json"
+#: What makes an arena of 2 GiB and more one region, for programs that register it themselves.
+ARENA_CLAIM = "arena_claim.onnx"
 #: A checkpoint that no runtime is needed to read.
 PORTABLE_CHECKPOINT = "checkpoint.safetensors"
 #: Models with more constant bytes than this keep them in a file beside: protobuf ends at 2 GiB.

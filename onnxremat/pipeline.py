@@ -34,7 +34,7 @@ from .nchwc import NCHWC, resolve_layout
 from .optimizers import LEARNING_RATE, STEP, Optimizer, optimizer_models
 from .problem import Costs, scheduling_problem
 from .progress import Interruption, planning_messages
-from .runtime.arena import arena_settings
+from .runtime.arena import arena_settings, claim_model, claim_shape, needs_claim
 from .runtime.cuda import Cuda, available, provider_options, require_cuda
 from .runtime.ort import STOCK_PACKAGES, TRAINING_PACKAGES, require_training_package
 from .runtime.placement import predicted
@@ -267,6 +267,7 @@ def compile_graphs(
         problem.save(staging / files.PROBLEM)
         scheduled.plan.save(staging / files.PLAN)
         manifest = _manifest(training, forward_outputs, problem, scheduled, emitted, request, costs, solve_seconds)
+        manifest["arena_claim"] = _claim_into(staging, int(manifest["arena"]["max_mem"])) if request.cuda is None else None
         manifest["swap"] = None if channel is None else _swaps(problem, scheduled.plan, note)
         manifest["eval_batch"] = {"open": not evaluated.reason, "reason": evaluated.reason}
         manifest["optimizer_models"] = {name: _updates(model) for name, model in updates.items()}
@@ -432,6 +433,14 @@ def _manifest(
         "verification": None,
         "files": {},
     }
+
+
+def _claim_into(folder: Path, capacity: int) -> dict[str, Any] | None:
+    """Write the model that other programs run first where the arena must be claimed whole; what the manifest says of it, None without need."""
+    if not needs_claim(capacity):
+        return None
+    onnx.save(claim_model(capacity), str(folder / files.ARENA_CLAIM))
+    return {"model": files.ARENA_CLAIM, "shape": claim_shape(capacity)}
 
 
 def _updates(model: onnx.ModelProto) -> dict[str, Any]:

@@ -60,7 +60,9 @@ typedef struct {
     Unused *unused_38[11];
     OrtStatus *(*CreateTensorWithDataAsOrtValue)(const OrtMemoryInfo *, void *data, size_t bytes, const int64_t *shape, size_t rank,
                                                  ONNXTensorElementDataType, OrtValue **);
-    Unused *unused_50[5];
+    Unused *unused_50;
+    OrtStatus *(*GetTensorMutableData)(OrtValue *, void **data);
+    Unused *unused_52[3];
     OrtStatus *(*CastTypeInfoToTensorInfo)(const OrtTypeInfo *, const OrtTensorTypeAndShapeInfo **);
     Unused *unused_56[4];
     OrtStatus *(*GetTensorElementType)(const OrtTensorTypeAndShapeInfo *, ONNXTensorElementDataType *);
@@ -70,7 +72,10 @@ typedef struct {
     OrtStatus *(*CreateMemoryInfo)(const char *name, OrtAllocatorType, int id, OrtMemType, OrtMemoryInfo **);
     Unused *unused_69[9];
     OrtStatus *(*GetAllocatorWithDefaultOptions)(OrtAllocator **);
-    Unused *unused_79[19];
+    Unused *unused_79[16];
+    void (*ReleaseSession)(OrtSession *);
+    void (*ReleaseValue)(OrtValue *);
+    Unused *unused_97;
     void (*ReleaseTypeInfo)(OrtTypeInfo *);
     Unused *unused_99[31];
     OrtStatus *(*AddSessionConfigEntry)(OrtSessionOptions *, const char *key, const char *value);

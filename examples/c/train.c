@@ -11,9 +11,11 @@
  * same array: a step reads the parameters from it and leaves the new ones there, and nothing is copied.
  */
 #define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE /* madvise */
 #include <dlfcn.h>
 #include <math.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "fail.h"
@@ -158,6 +160,28 @@ static void connect(Model *model, const Json *writes) {
 static void run(Model *model) {
     check(ort->Run(model->session, NULL, model->input_names, (const OrtValue *const *)model->inputs, model->input_count, model->output_names,
                    model->output_count, model->outputs));
+}
+
+/* The runtime counts the bytes of a chunk in an int, and would make several regions of an arena of 2 GiB and more, in which a buffer may
+ * find no room.  So a model whose only buffer fills the arena is run first: that makes it one region.  What the run has written to goes
+ * back to the system until it is used. */
+static void claim_arena(const char *folder, const Json *claim, const OrtSessionOptions *options) {
+    static const int64_t rank[] = {2};
+    int64_t shape[2] = {0};
+    const Json *size = json_member(claim, "shape", JSON_ARRAY)->first;
+    for (int i = 0; i < 2 && size; i++, size = size->next) shape[i] = (int64_t)size->number;
+    Model model = open_model(folder, json_member(claim, "model", JSON_STRING)->text, options);
+    model.inputs[0] = as_value(shape, sizeof shape, rank, 1, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64);
+    run(&model);
+    void *block;
+    check(ort->GetTensorMutableData(model.outputs[0], &block));
+    ort->ReleaseValue(model.outputs[0]);
+    ort->ReleaseValue(model.inputs[0]);
+    ort->ReleaseSession(model.session);
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)block;
+    uintptr_t end = (begin + (uintptr_t)(shape[0] * shape[1]) * sizeof(float)) / page * page;
+    begin = (begin + page - 1) / page * page;
+    madvise((void *)begin, end - begin, MADV_DONTNEED);
 }
 
 /* ---- the training run */
@@ -377,9 +401,12 @@ int main(int count, char **arguments) {
     int threads = number_argument(given[3], (int)json_member(manifest, "threads", JSON_NUMBER)->number);
 
     load_runtime(given[0], manifest);
+    OrtSessionOptions *options = session_options(manifest, threads);
+    const Json *claim = json_find(manifest, "arena_claim");
+    if (claim && claim->kind == JSON_OBJECT) claim_arena(folder, claim, options);
     TensorFile checkpoint = open_tensors(path);
     Training training = {0};
-    prepare(&training, folder, manifest, &checkpoint, session_options(manifest, threads));
+    prepare(&training, folder, manifest, &checkpoint, options);
     Data data = {.file = open_tensors(given[1])};
     add_data(&data, &training, json_member(manifest, "inputs", JSON_ARRAY));
     add_data(&data, &training, json_member(manifest, "labels", JSON_ARRAY));

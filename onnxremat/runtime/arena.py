@@ -25,7 +25,7 @@ def arena_settings(capacity: int) -> dict[str, int]:
 
     Growing by doubling from an initial chunk of the full size makes one region, in which all free neighbours coalesce; splitting off every
     remainder keeps small requests from taking large blocks.  Beyond ``LARGEST_CHUNK`` the first region would be smaller than the arena: there
-    the first allocation must ask for all of it (``claim_model``).
+    the first allocation must ask for all of it (``needs_claim``).
     """
     chunk = min(capacity, LARGEST_CHUNK)
     return {
@@ -53,9 +53,19 @@ def register(capacity: int) -> None:
     ort = onnxruntime()
     info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     ort.create_and_register_allocator(info, ort.OrtArenaCfg(arena_settings(capacity)))
-    if capacity > LARGEST_CHUNK:
+    if needs_claim(capacity):
         _claim(ort, capacity)
     _registered = capacity
+
+
+def needs_claim(capacity: int) -> bool:
+    """Whether an arena of so many bytes is one region only if the first thing that runs in it is its :func:`claim_model`."""
+    return capacity > LARGEST_CHUNK
+
+
+def claim_shape(capacity: int) -> list[int]:
+    """What a claim model of an arena of so many bytes is fed as ``shape``."""
+    return [capacity // 1024, 256]
 
 
 def claim_model(capacity: int) -> onnx.ModelProto:
@@ -64,7 +74,7 @@ def claim_model(capacity: int) -> onnx.ModelProto:
         [helper.make_node("ConstantOfShape", ["shape"], ["block"], name="claim")],
         "claim",
         [helper.make_tensor_value_info("shape", TensorProto.INT64, [2])],
-        [helper.make_tensor_value_info("block", TensorProto.FLOAT, [capacity // 1024, 256])],
+        [helper.make_tensor_value_info("block", TensorProto.FLOAT, claim_shape(capacity))],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
@@ -76,7 +86,7 @@ def _claim(ort: Any, capacity: int) -> None:
     options.add_session_config_entry("session.use_env_allocators", "1")
     session = ort.InferenceSession(claim_model(capacity).SerializeToString(), options, providers=["CPUExecutionProvider"])
     try:
-        block = session.run_with_ort_values(["block"], {"shape": ort.OrtValue.ortvalue_from_numpy(np.array([capacity // 1024, 256], np.int64))})[0]
+        block = session.run_with_ort_values(["block"], {"shape": ort.OrtValue.ortvalue_from_numpy(np.array(claim_shape(capacity), np.int64))})[0]
     except Exception as error:  # the bindings raise a dozen unrelated classes
         raise OnnxRematError(f"there is no memory for an arena of {capacity} bytes: {' '.join(str(error).split())[:200]}") from error
     begin = -(-block.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import pytest
 
 from onnxremat import Artifact, Optimizer
 from onnxremat.api import compile as compile_model
+from onnxremat.artifact import MANIFEST
 from onnxremat.runtime import worker
 from onnxremat.safetensors import load_tensors, save_tensors
 
@@ -126,6 +128,43 @@ def test_c_equals_python_bit_for_bit(trained: Trained, tmp_path: Path) -> None:
         return
     assert [np.float32(loss) for loss in losses] == [np.float32(loss) for loss in python["losses"]]
     _assert_same(tensors, load_tensors(saved / "checkpoint.safetensors"))
+
+
+def test_c_trains_in_an_arena_beyond_two_gibibytes(tmp_path: Path) -> None:
+    """The runtime would make two regions of it, of which neither holds what is alive."""
+    rows = 2**20
+    artifact = compile_model(
+        "tests.portable.models:tall",
+        tmp_path / "artifact",
+        inputs=[f"x={rows}x4"],
+        labels=[f"labels={rows}:int64:4"],
+        loss="cross_entropy",
+        optimizer=Optimizer("sgd", 0.5, update="fused"),
+        target="onnxruntime",
+        costs="analytic",
+        time_limit=5,
+        verify=False,
+    )
+    memory, claim = artifact.manifest["memory"], artifact.manifest["arena_claim"]
+    capacity = artifact.manifest["arena"]["max_mem"]
+    assert capacity == memory["arena_bytes"] > 2**31
+    assert capacity - 1024 < 4 * claim["shape"][0] * claim["shape"][1] <= capacity
+    rng, data = np.random.default_rng(0), tmp_path / "data.safetensors"
+    save_tensors({spec.name: spec.sample(rng) for spec in (*artifact.inputs, *artifact.labels)}, data)
+    reference = worker.call("tests.portable.jobs:follow", path=str(artifact.path), data=str(data), steps=2, saved=str(tmp_path / "reference"))
+
+    program = [c_program(tmp_path), "--library", str(library_of_wheel())]
+    arguments = ["--data", str(data), "--steps", "2"]
+    found = run([*program, str(artifact.path), *arguments])
+    assert found.losses == pytest.approx(reference["losses"], rel=1e-5)
+    arrays = memory["resident_bytes"] - memory["runtime_bytes"]
+    assert arrays + found.grown_bytes <= memory["budget_bytes"]
+    assert found.grown_bytes > 0.9 * capacity, "what is claimed is not resident before it is used"
+
+    manifest = artifact.manifest | {"arena_claim": None}
+    (artifact.path / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+    done = subprocess.run([*program, str(artifact.path), *arguments], capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 1 and "Available memory" in done.stderr
 
 
 @pytest.mark.parametrize("trained", ["fused"], indirect=True)

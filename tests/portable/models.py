@@ -16,6 +16,11 @@ def wide_mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(12, 300), nn.ReLU(), nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 4))
 
 
+def tall() -> nn.Module:
+    """Nothing but tensors of one size: 128 MiB each in a batch of 2^20."""
+    return nn.Sequential(nn.Linear(4, 32), *(nn.Tanh() for _ in range(16)), nn.Linear(32, 4))
+
+
 class _CNN(nn.Module):
     def __init__(self) -> None:
         super().__init__()
