@@ -268,7 +268,8 @@ class _Planning:
         if fitting is None:
             if plan.swapped_tensors and self._misfits == UNLIMITED and self.search.strategy != "swap_only":
                 alone = _solve(replace(self.problem, transfer=None), limit, search, seconds, None, self._tell)
-                self.without = None if isinstance(alone, Infeasible) else self._placed(alone, limit, search.seed)
+                placed = None if isinstance(alone, Infeasible) else self._placed(alone, limit, search.seed)
+                self.without = min((s for s in (self.without, placed) if s is not None), key=lambda s: s.plan.seconds, default=None)
             self._fastest_misfit = plan.seconds if limit < self._misfits else self._fastest_misfit
             self._misfits = min(self._misfits, limit)
         elif self.best is None or fitting.plan.seconds < self.best.plan.seconds:
