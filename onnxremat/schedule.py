@@ -141,7 +141,9 @@ def schedule(
             return fitting
     planning = _Planning(problem, budget, search, progress, interruption)
     if planning.find() is None and planning.without is None:
-        raise _infeasible(problem, budget, max(planning.smallest, budget + 1), planning.proven)
+        # The unscheduled step is a plan as well.
+        smallest = min(planning.smallest, _needed(problem, schedule_unscheduled(problem)))
+        raise _infeasible(problem, budget, max(smallest, budget + 1), planning.proven)
     found = min((s for s in (planning.improve(), planning.without) if s is not None), key=lambda s: s.plan.seconds)
     bound = lower_bound(problem, budget, 0.0 if interruption.asked else planning.bound_seconds)
     # What exceeds a plan that runs can only be the solver's rounding.
@@ -289,8 +291,8 @@ class _Planning:
     def _last_resort(self) -> Scheduled | None:
         """The tightest plan, where that one fits; it is what the smallest budget named in an error rests on, so that this one is found again."""
         plan: Plan | Infeasible | None = None
-        if self.search.strategy == "auto":
-            plan = smallest_plan(self.problem, _LAST_SHARE * self.search.time_limit, self.search.seed)
+        if self.search.strategy in ("auto", "swap_only"):
+            plan = smallest_plan(self.problem, _LAST_SHARE * self.search.time_limit, self.search.seed, self.search.strategy)
         elif self._tightest:
             plan = _solve(self.problem, self._tightest, self.search, _LAST_SHARE * self.search.time_limit)
         if isinstance(plan, Plan):

@@ -10,7 +10,7 @@ import pytest
 from onnxremat.errors import BudgetInfeasible
 from onnxremat.placement import UNLIMITED, bookkeeping_bytes, capacity_within, place
 from onnxremat.schedule import Scheduled, Search, needed_budget, schedule, schedule_smallest, schedule_unscheduled
-from onnxremat.scheduler import Problem
+from onnxremat.scheduler import Problem, Transfer
 
 from .scheduler.graphs import chain, transformer
 
@@ -53,6 +53,19 @@ def test_the_budget_that_an_error_names_suffices(seed: int, fixed: bool) -> None
         schedule(problem, problem.resident_bytes + 12 * MIB, search)
     budget = refused.value.minimum_budget_bytes
     _check(problem, schedule(problem, budget, search), budget)
+
+
+@pytest.mark.parametrize("strategy", ["keep_all", "chen_sqrt", "swap_only"])
+def test_every_strategy_names_a_budget_that_suffices(strategy: str) -> None:
+    """At the latest that of the unscheduled step, which is a plan of all of them."""
+    problem = replace(_uneven(0), transfer=Transfer(1e6, 1e6, 2**40) if strategy == "swap_only" else None)
+    search = replace(QUICK, strategy=strategy)
+    with pytest.raises(BudgetInfeasible) as refused:
+        schedule(problem, problem.resident_bytes + 6 * MIB, search)
+    budget = refused.value.minimum_budget_bytes
+    assert budget <= needed_budget(problem, schedule_unscheduled(problem).arena_bytes)
+    found = schedule(problem, budget, search)
+    assert found.peak_bytes <= budget and found.plan.strategy == strategy
 
 
 @pytest.mark.parametrize("seed", range(3))
