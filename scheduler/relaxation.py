@@ -7,6 +7,11 @@ serves there as a run of its op would, and z[v] that it went out; each costs its
 is no earlier than that of the ops, of the copies back and of the copies out, each by themselves.  Every sequence gives a solution of the program
 below, so its optimum, and the optimum of its linear relaxation, bound the seconds from below.  :mod:`.prover` chooses paths and shares time
 among their programs.
+
+A linear relaxation may run one half of an op in one stage and the other half in the next, and hold half of what it reads: the more stages,
+the weaker.  So a number a[i,j,o] says for some stretches of stages, i+1 to j, whether o runs within them at all.  It is at most one, however
+often o runs; it asks for what o reads as a run does, either live where the stretch begins or made within it; and what must run there counts
+whole.  With the stretches up to each place and from there to the end, the relaxation is no weaker than those with one of its places alone.
 """
 
 from __future__ import annotations
@@ -26,6 +31,8 @@ __all__ = ["Answer", "StageProgram", "memory_paths", "rounded_up"]
 
 # What is taken off a proven bound, relative to the cost of running every op once, so that the solver's tolerances never claim too much.
 _TOLERANCE = 2e-6
+# Stages up to which all stretches of them count.
+_ALL_STRETCHES = 9
 
 
 def memory_paths(reduced: Reduced, stages: int) -> list[list[int]]:
@@ -109,6 +116,19 @@ def rounded_up(reduced: Reduced, bound: float) -> float:
     return max(bound, float(unit * math.ceil((bound / unit) * (1 - 1e-9)))) if unit else bound
 
 
+def _stretches(k: int) -> list[tuple[int, int]]:
+    """Stretches of more than one stage, as pairs i < j of places between stages: -1 is the beginning of the first one, k the end of the last.
+
+    All of them for few stages; of many, those from the beginning and to the end, and those of 2, 4, 8 ... stages, at twice as many places as
+    lie side by side.
+    """
+    if k <= _ALL_STRETCHES:
+        return [(i, j) for i in range(-1, k - 1) for j in range(i + 2, k + 1) if j - i <= k]
+    lengths = [2**e for e in range(1, k.bit_length()) if 2**e < k]
+    sliding = [(i, i + length) for length in lengths for i in range(0, k - length, length // 2)]
+    return [*((-1, j) for j in range(1, k)), *((i, k) for i in range(k - 1)), *sliding]
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What a program came to.
@@ -182,6 +202,10 @@ class StageProgram:
         # Where copies overlap with ops, the end of all of it is a variable of its own.
         end = self.size if channel is not None and channel.overlap else -1
         self.size += end >= 0
+        # a[i,j,o].
+        stretches = _stretches(k)
+        within = self.size + np.arange(len(stretches) * n).reshape(len(stretches), n)
+        self.size += within.size
         low, high = np.zeros(self.size), np.ones(self.size)
         rows: list[int] = []
         columns: list[int] = []
@@ -234,9 +258,39 @@ class StageProgram:
                 own = sum(reduced.size[v] for v in reduced.outs[x]) - inplace_credit(problem, reduced.op[x])
                 room = budget - reduced.resident - own - reduced.workspace[x]
                 row([(live[j, i], reduced.size[v] * scale) for i, v in enumerate(storages)], room * scale)
+        number = dict(zip(stretches, within, strict=True))
+        for (first, last), again in number.items():
+            stages = range(first + 1, last + 1)
+            for x in path[max(first, 0) : last]:
+                low[again[column[x]]] = 1.0
+            for i, o in enumerate(ops):
+                row([(again[i], 1.0), *((runs[j, i], -1.0) for j in stages)], 0.0)
+                for v in inputs[o]:
+                    terms = [(again[i], 1.0), (again[column[reduced.producer[v]]], -1.0)]
+                    if first >= 0:
+                        terms.append((live[first, place[v]], -1.0))
+                    if channel is not None:
+                        terms += [(back[j, place[v]], -1.0) for j in stages]
+                    row(terms, 0.0)
+                if last == k and index.must_run[reduced.op[o]]:
+                    if after[o] >= first:
+                        low[again[i]] = 1.0
+                    else:
+                        row([(again[i], -1.0), (number.get((-1, first), runs[0])[i], -1.0)], -1.0)
+            if last < k:
+                for i, v in enumerate(storages):
+                    if high[live[last, i]] == 0.0:
+                        continue
+                    terms = [(live[last, i], 1.0), (again[column[reduced.producer[v]]], -1.0)]
+                    if first >= 0:
+                        terms.append((live[first, i], -1.0))
+                    if channel is not None:
+                        terms += [(back[j, i], -1.0) for j in stages]
+                    row(terms, 0.0)
         for i, o in enumerate(ops):
             if index.must_run[reduced.op[o]]:
-                row([(runs[j, i], -1.0) for j in range(k + 1)], -1.0)
+                # Before the last stage, where there is more than one, or in it.
+                row([(a, -1.0) for a in sorted({number.get((-1, k - 1), runs[0])[i], runs[k, i]})], -1.0)
             if problem.ops[reduced.op[o]].pinned:
                 row([(runs[j, i], 1.0) for j in range(k + 1)], 1.0)
         self._cost = np.zeros(self.size)
@@ -258,6 +312,9 @@ class StageProgram:
                 for i in range(m):
                     row([(back[j, i], 1.0), (out[i], -1.0)], 0.0)
         self._reduced, self._ops, self._stages = reduced, ops, k + 1
+        # What the stretches add is a matter of the linear relaxation only, and whether the end is whole is not known.
+        self._whole = np.isfinite(high)
+        self._whole[within] = False
         self._low, self._high, self._limits = low, high, np.array(limits)
         self._matrix: Any = coo_matrix((values, (rows, columns)), shape=(len(limits), self.size)).tocsr()
 
@@ -277,7 +334,7 @@ class StageProgram:
             return Answer(math.inf, True)
         found = milp(
             self._cost,
-            integrality=np.where(np.isfinite(self._high), int(whole), 0),
+            integrality=np.where(self._whole, int(whole), 0),
             bounds=Bounds(self._low, self._high),
             constraints=LinearConstraint(self._matrix, -np.inf, self._limits),
             options={"time_limit": max(seconds, 0.1), "mip_rel_gap": 1e-6} | ({} if nodes is None else {"node_limit": nodes}),

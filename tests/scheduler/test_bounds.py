@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from onnxremat.scheduler import Context, Infeasible, Problem, Progress, bytes_floor, evaluate, lower_bound, seconds_floor, solve
+from onnxremat.scheduler import Context, Infeasible, Problem, Progress, bytes_floor, evaluate, lower_bound, relaxation, seconds_floor, solve
 from onnxremat.scheduler.proof import Proof
 from onnxremat.scheduler.prover import Prover, best_bound
 from onnxremat.scheduler.reduce import reduce_problem
@@ -74,6 +74,37 @@ def test_every_path_bounds_the_plans_of_auto(seed: int, n: int, share: float) ->
                 assert relaxed <= plan.seconds + 1e-9
                 assert whole <= plan.seconds + 1e-9
                 assert relaxed <= whole + 1e-5 * plan.seconds
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 10**6), st.integers(4, 12), st.floats(0.0, 0.8))
+def test_more_stages_never_weaken_the_linear_relaxation(seed: int, n: int, share: float) -> None:
+    """What a stage alone proves of all that follows it is kept when others are added."""
+    problem = random_problem(random.Random(seed), n)
+    floor = bytes_floor(problem)
+    budget = floor + int(share * (evaluate(problem, range(n)).peak_bytes - floor))
+    reduced = reduce_problem(problem)
+    for path in memory_paths(reduced, 14):
+        together = StageProgram(reduced, budget, path).solve(5.0).bound
+        for o in path:
+            assert StageProgram(reduced, budget, [o]).solve(5.0).bound <= together + 1e-6 * problem_seconds(problem)
+
+
+def test_stretches_prove_more_than_the_same_stages_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = transformer(3)
+    reduced = reduce_problem(problem)
+    budget = 100 + int(0.5 * (evaluate(problem, range(len(problem.ops))).peak_bytes - 100))
+    path = memory_paths(reduced, 9)[0]
+    strong = StageProgram(reduced, budget, path).solve(20.0).bound
+    monkeypatch.setattr(relaxation, "_stretches", lambda k: [(-1, k - 1)])
+    weak = StageProgram(reduced, budget, path).solve(20.0).bound
+    plan = solve(problem, budget, time_limit=5.0)
+    assert weak < strong <= plan.seconds
+
+
+def problem_seconds(problem: Problem) -> float:
+    """Seconds of every op once."""
+    return math.fsum(op.seconds for op in problem.ops)
 
 
 def test_leaving_out_small_storages_never_strengthens_the_bound() -> None:
