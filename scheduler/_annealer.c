@@ -17,6 +17,7 @@ API void *PyInit__annealer(void) { return 0; } /* the linker there insists on it
 #define CONE 40
 #define REPAIRS 8
 #define RESPREAD 20000
+#define RELIEVE 70 /* the lowest draw that stands for relieving the peak */
 
 typedef struct { int n, cap, *v; } Vec;
 typedef struct { int a, b; } Span;
@@ -574,7 +575,7 @@ static double energy(const State *s, int64_t budget, double room) {
     return over > 0 ? s->seconds * (1.0 + (double)over / room) : s->seconds;
 }
 /* Do a number of moves while the temperature falls geometrically; 0 where memory ran out. */
-API int annealer_run(State *s, int64_t moves, int64_t budget, double hot, double cold, double floor) {
+API int annealer_run(State *s, int64_t moves, int64_t budget, double hot, double cold, double floor, int aim) {
     double room = (double)(budget - s->resident), heat = hot, now;
     if (room < 1.0) room = 1.0;
     if (!s->n) return 1;
@@ -588,10 +589,11 @@ API int annealer_run(State *s, int64_t moves, int64_t budget, double hot, double
         if (k % 256 == 0) heat = hot * pow(cold / hot, (double)k / (double)moves);
         double seconds = s->seconds, allowed = now - heat * log(1.0 - unit(s)), limit = allowed - seconds;
         int choice = below(s, 100), moved, repairs = 0;
+        if (aim && peak(s) > budget && below(s, 4)) choice = RELIEVE;
         s->logged = 0;
         if (choice < 35) {
             moved = shift_any(s);
-        } else if (choice < 70) {
+        } else if (choice < RELIEVE) {
             moved = remove_any(s);
             repairs = moved ? REPAIRS : 0;
         } else if (choice < 80) {

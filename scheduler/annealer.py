@@ -32,7 +32,7 @@ class Annealer(Protocol):
     def load(self, sequence: Sequence[int], seed: int) -> None:
         """Start from a valid sequence, which becomes the best one, with chance seeded anew."""
 
-    def run(self, moves: int, budget: int, hot: float, cold: float, floor: float) -> None:
+    def run(self, moves: int, budget: int, hot: float, cold: float, floor: float, aim: bool = False) -> None:
         """Do a number of moves.
 
         Args:
@@ -41,6 +41,7 @@ class Annealer(Protocol):
             hot: temperature of the first move, in the unit of the costs.
             cold: temperature of the last one; it falls geometrically in between.
             floor: stop when the best sequence within the budget takes no more than this.
+            aim: while over the budget, make most moves at the peak.
         """
 
     def restart(self) -> None:
@@ -72,7 +73,7 @@ def library() -> ctypes.CDLL | None:
     found.annealer_free.argtypes = [pointer]
     found.annealer_free.restype = None
     found.annealer_load.argtypes = [pointer, pointer, ctypes.c_int, ctypes.c_uint64]
-    found.annealer_run.argtypes = [pointer, whole, whole, number, number, number]
+    found.annealer_run.argtypes = [pointer, whole, whole, number, number, number, ctypes.c_int]
     found.annealer_restart.argtypes = [pointer]
     found.annealer_best.argtypes = [pointer, pointer]
     found.annealer_best.restype = number
@@ -130,8 +131,8 @@ class Compiled:
         array = _ints(sequence)
         self._check(self._lib.annealer_load(self._state, array.ctypes.data, len(sequence), seed))
 
-    def run(self, moves: int, budget: int, hot: float, cold: float, floor: float) -> None:
-        self._check(self._lib.annealer_run(self._state, moves, budget, hot, cold, floor))
+    def run(self, moves: int, budget: int, hot: float, cold: float, floor: float, aim: bool = False) -> None:
+        self._check(self._lib.annealer_run(self._state, moves, budget, hot, cold, floor, aim))
 
     def restart(self) -> None:
         self._check(self._lib.annealer_restart(self._state))

@@ -74,6 +74,7 @@ class Search:
         seed: source of chance.
         floor: cost below which no sequence can be; the search stops there.
         tell: called now and then with the cost of the best sequence within the budget so far, None where there is none.
+        aim: while over the budget, make most moves at the peak: for a first sequence within it.
     """
 
     reduced: Reduced
@@ -82,6 +83,7 @@ class Search:
     seed: int
     floor: float = 0.0
     tell: Callable[[float | None], None] = lambda seconds: None
+    aim: bool = False
     _lanes: list[_Lane] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -155,7 +157,7 @@ class Search:
                 if stop.is_set() or time.monotonic() > self.deadline:
                     return
                 hot, cold = (self.scale * heat * (_COLD / heat) ** (i / chunks) for i in (k, k + 1))
-                lane.annealer.run(moves * (k + 1) // chunks - moves * k // chunks, self.budget, hot, cold, self.floor)
+                lane.annealer.run(moves * (k + 1) // chunks - moves * k // chunks, self.budget, hot, cold, self.floor, self.aim)
                 lane.best = lane.annealer.best()
                 if lane.best[1] <= self.budget and lane.best[0] <= self.floor:
                     return

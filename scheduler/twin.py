@@ -23,6 +23,8 @@ __all__ = ["SPREAD", "Twin", "swappable"]
 # Slots per run, limits of a cone and of repairs, moves between two even spreads; all as in the compiled one.
 SPREAD = 6
 _CONE, _REPAIRS, _RESPREAD = 40, 8, 20000
+# The lowest draw that stands for relieving the peak.
+_RELIEVE = 70
 _SCANNED = 64
 _MASK = (1 << 64) - 1
 
@@ -386,7 +388,7 @@ class Twin:
         over = self._peak() - budget
         return self.seconds * (1.0 + over / room) if over > 0 else self.seconds
 
-    def run(self, moves: int, budget: int, hot: float, cold: float, floor: float) -> None:
+    def run(self, moves: int, budget: int, hot: float, cold: float, floor: float, aim: bool = False) -> None:
         room = max(float(budget - self.r.resident), 1.0)
         if not self.r.count:
             return
@@ -404,11 +406,13 @@ class Twin:
             allowed = now - heat * math.log(1.0 - self._unit())
             limit = allowed - seconds
             choice = self._below(100)
+            if aim and self._peak() > budget and self._below(4):
+                choice = _RELIEVE
             repairs = 0
             self.log.clear()
             if choice < 35:
                 moved = self._shift_any()
-            elif choice < 70:
+            elif choice < _RELIEVE:
                 moved = self._remove_any()
                 repairs = _REPAIRS if moved else 0
             elif choice < 80:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.scheduler.synthetic import layered
 from onnxremat.scheduler import Context, Problem, Progress, evaluate, solve
 from onnxremat.scheduler import annealer as annealers
 from onnxremat.scheduler.annealer import Compiled, library, make_annealer
@@ -62,8 +64,8 @@ def base(problem: Problem) -> list[int]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 10**6), st.integers(1, 30), st.floats(0.3, 1.0), st.integers(0, 2**64 - 1))
-def test_the_twin_makes_the_same_moves(seed: int, n: int, share: float, chance: int) -> None:
+@given(st.integers(0, 10**6), st.integers(1, 30), st.floats(0.3, 1.0), st.integers(0, 2**64 - 1), st.booleans())
+def test_the_twin_makes_the_same_moves(seed: int, n: int, share: float, chance: int, aim: bool) -> None:
     problem = random_problem(random.Random(seed), n)
     budget = int(share * evaluate(problem, range(n)).peak_bytes)
     pair = both(problem)
@@ -71,7 +73,7 @@ def test_the_twin_makes_the_same_moves(seed: int, n: int, share: float, chance: 
         a.load(base(problem), chance)
     for hot in (0.1, 0.01):
         for a in pair:
-            a.run(150, budget, hot, 1e-5, 0.0)
+            a.run(150, budget, hot, 1e-5, 0.0, aim)
         assert pair[0].best() == pair[1].best()
         assert pair[0].sequence() == pair[1].sequence()
     for a in pair:
@@ -154,6 +156,18 @@ def test_a_search_is_a_function_of_its_seed() -> None:
         found.append(local.run(Round(4000, 3e-3, 1e-3), range(reduced.count), range(reduced.count)))
     assert found[0] == found[1]
     assert found[0] != found[2]
+
+
+def test_a_search_aimed_at_the_peak_is_the_first_within_a_tight_budget() -> None:
+    problem = layered(1000)
+    reduced = reduce_problem(problem)
+    budget = int(0.7 * evaluate(problem, range(1000)).peak_bytes)
+    met = []
+    for aim in (True, False):
+        local = Search(reduced, budget, float("inf"), 0, math.inf, aim=aim)
+        found = local.run(Round(100_000, 1e-3, 3e-4), range(1000), range(1000))
+        met.append(any(evaluate(problem, reduced.expand(sequence)).peak_bytes <= budget for sequence in found))
+    assert met == [True, False]
 
 
 def test_an_interrupted_search_returns_its_best() -> None:
