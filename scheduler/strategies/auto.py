@@ -2,13 +2,15 @@
 
 Starts are the base order, the answers of all cheap strategies, walks that evict and rematerialize on demand (see :mod:`..greedy`) under
 several scores, and the solutions of the relaxations that prove bounds (see :mod:`..relaxation`), which are a little over the budget but
-hardly cost more than is proven necessary; :mod:`..search` improves them (after FastSA, Shen et al., NeurIPS 2023).  The work is limited by
-moves, so that the answer is a function of the seed as long as the time limit does not cut it short.
+hardly cost more than is proven necessary; :mod:`..search` improves them (after FastSA, Shen et al., NeurIPS 2023), and :mod:`..windows`
+where that finds nothing better.  The work is limited by moves, so that the answer is a function of the seed as long as the time limit does
+not cut it short.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Sequence
 
@@ -16,6 +18,7 @@ from ..bounds import seconds_floor
 from ..errors import PlanError
 from ..greedy import Weights, walk
 from ..search import Round, Search, rounds
+from ..windows import Windows
 from .registry import ROUNDING, Context, get_strategy, register
 
 CHEAP = ("reorder", "chen_sqrt", "chen_greedy", "mincut_knapsack", "griewank", "rotor")
@@ -28,12 +31,14 @@ WEIGHTS = (
 # Shares of the time limit that the relaxations, the cheap strategies and the walks may take together.
 _RELAXED_SHARE, _CHEAP_SHARE, _WALK_SHARE = 0.2, 0.15, 0.05
 # Moves per op of a round that looks for a first plan where no quick start has one, the temperatures of the lanes, and the number of rounds.
-_FIRST_MOVES, _FIRST, _FIRST_ROUNDS = 150, (1e-3, 3e-4), 3
+_FIRST_MOVES, _FIRST, _FIRST_ROUNDS = 450, (1e-3, 3e-4), 2
 # How many solutions of relaxations are repaired, in how many moves per op, and the temperatures that the two lanes start at.
 _RELAXED, _REPAIR_MOVES, _REPAIR = 4, 1500, (1e-4, 1e-5)
 _MOVES_PER_OP = 60_000
 # Moves without a better plan, relative to all, after which the search ends.
 _PATIENCE = 0.5
+# Moves of a round that found nothing better for each pair of windows that is tried then, and the wall seconds after which a window is given up.
+_WINDOW_MOVES, _WINDOW_SECONDS = 500_000, 10.0
 
 
 @register("auto")
@@ -66,13 +71,13 @@ def auto(context: Context) -> None:
 
 
 def first_plan(context: Context) -> list[tuple[float, list[int]]]:
-    """Short rounds of local search from the base order and from the sequence of the lowest peak, until there is a plan.
+    """Rounds of local search, aimed at the peak, from the base order and from the sequence of the lowest peak, until there is a plan.
 
     Returns:
         (seconds, sequence of reduced ops) of what is within the budget.
     """
     reduced = context.reduced
-    local = Search(reduced, context.budget, context.deadline, context.seed, tell=context.tell)
+    local = Search(reduced, context.budget, context.deadline, context.seed, math.inf, context.tell, aim=True)
     sequences = [list(range(reduced.count)), list(range(reduced.count)) if context.lowest is None else reduced.contract(context.lowest)]
     for _ in range(_FIRST_ROUNDS):
         if context.left <= 0:
@@ -146,6 +151,7 @@ def search(context: Context, portfolio: list[tuple[float, list[int]]]) -> None:
         local.floor = context.bound * (1 + ROUNDING)
 
     local = Search(reduced, context.budget, context.deadline, context.seed, context.bound * (1 + ROUNDING), tell)
+    windows = Windows(reduced, context.budget, context.deadline, context.seed, _WINDOW_SECONDS if context.work_limit is None else math.inf)
     best = portfolio[0][1] if portfolio else base if context.lowest is None else reduced.contract(context.lowest)
     # The base order comes in between: from hot, its own way down may be better than that of the best start.
     pool = [base, *(sequence for _, sequence in portfolio[:3])]
@@ -172,6 +178,7 @@ def search(context: Context, portfolio: list[tuple[float, list[int]]]) -> None:
         except KeyboardInterrupt:
             context.offer_all(local.found())
             raise
+        spent = time.monotonic() - began
         ranked = sorted(((not context.offer(s), sum(reduced.cost[o] for o in s), i) for i, s in enumerate(found)))
         late, _, i = ranked[0]
         if not late or context.best is None:
@@ -181,13 +188,27 @@ def search(context: Context, portfolio: list[tuple[float, list[int]]]) -> None:
             idle = 0
         else:
             idle += plan[k].moves
+            if context.best is not None and exact(context, windows, max(1, plan[k].moves // _WINDOW_MOVES)):
+                best = reduced.contract(context.best)
+                idle = 0
         if idle > _PATIENCE * total:
             return
-        left, spent = context.left, time.monotonic() - began
+        left = context.left
         k += 1
         if k < len(plan) and spent > 0 and 0 < left < spent * plan[k].moves / plan[k - 1].moves:
             # The next round would be cut while still hot: it is made to fit.
             plan = [*plan[:k], Round(max(2000, int(0.9 * plan[k - 1].moves * left / spent)), plan[k].explore, plan[k].refine)]
+
+
+def exact(context: Context, windows: Windows, pairs: int) -> bool:
+    """Try pairs of windows of the best plan, going on from each better one; returns whether there was one."""
+    before = context.best_seconds
+    for _ in range(pairs):
+        if context.best is None or context.left <= 0 or context.proven_optimal:
+            break
+        context.offer_all(windows.improve(context.reduced.contract(context.best)))
+        context.tell(None)
+    return context.best_seconds < before
 
 
 def lower_peak(context: Context, floor: int) -> None:
@@ -214,7 +235,7 @@ def lower_peak(context: Context, floor: int) -> None:
         target = max(floor, context.budget, int(context.lowest_peak * 0.97))
         before = context.lowest_peak
         start = reduced.contract(context.lowest)
-        local = Search(reduced, target, context.deadline, context.seed + k)
+        local = Search(reduced, target, context.deadline, context.seed + k, aim=True)
         context.offer_all(local.run(Round(20 * reduced.count + 2000, 1e-3, 3e-3), start, start))
         if context.lowest_peak >= before:
             return
