@@ -12,6 +12,7 @@ What annealing can't do is to change many runs at once where every smaller chang
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import threading
 import time
@@ -54,28 +55,30 @@ class Windows:
         reduced: the problem.
         budget: bytes, resident ones included.
         deadline: ``time.monotonic()`` at which to stop.
-        patience: wall seconds after which a window is given up.
+        spent: wall seconds that all of them have taken.
     """
 
-    def __init__(self, reduced: Reduced, budget: int, deadline: float, seed: int, patience: float) -> None:
-        self.reduced, self.budget, self.deadline, self.patience = reduced, budget, deadline, patience
+    def __init__(self, reduced: Reduced, budget: int, deadline: float, seed: int) -> None:
+        self.reduced, self.budget, self.deadline, self.spent = reduced, budget, deadline, 0.0
         self._rng = random.Random(seed)
         self._eligible = eligible(reduced)
 
-    def improve(self, sequence: Sequence[int]) -> list[list[int]]:
+    def improve(self, sequence: Sequence[int], patience: float = math.inf) -> list[list[int]]:
         """Solve two windows of a sequence at once, each on a core of its own.
 
         Args:
             sequence: a valid sequence of reduced ops within the budget.
+            patience: wall seconds after which both are given up.
 
         Returns:
             The cheaper sequences found, at most one for each window; the simulator has still to confirm their peaks.
         """
+        began = time.monotonic()
         windows = [window for _ in range(_LANES) if (window := self._draw(sequence)) is not None]
         found: dict[int, list[int]] = {}
 
         def work(k: int, window: Window) -> None:
-            better = window.solve(min(self.patience, self.deadline - time.monotonic()), _NODES)
+            better = window.solve(min(patience, self.deadline - time.monotonic()), _NODES)
             if better is not None:
                 found[k] = better
 
@@ -85,6 +88,7 @@ class Windows:
         while any(thread.is_alive() for thread in threads):
             for thread in threads:
                 thread.join(_POLL_SECONDS)
+        self.spent += time.monotonic() - began
         return [found[k] for k in sorted(found)]
 
     def _draw(self, sequence: Sequence[int]) -> Window | None:

@@ -30,15 +30,17 @@ WEIGHTS = (
 )
 # Shares of the time limit that the relaxations, the cheap strategies and the walks may take together.
 _RELAXED_SHARE, _CHEAP_SHARE, _WALK_SHARE = 0.2, 0.15, 0.05
-# Moves per op of a round that looks for a first plan where no quick start has one, the temperatures of the lanes, and the number of rounds.
-_FIRST_MOVES, _FIRST, _FIRST_ROUNDS = 450, (1e-3, 3e-4), 2
+# Moves per op of a round that looks for a first plan where no quick start has one, those of the round that improves it, the temperatures of
+# the lanes, and the number of rounds.
+_FIRST_MOVES, _SECOND_MOVES, _FIRST, _FIRST_ROUNDS = 450, 150, (1e-3, 3e-4), 2
 # How many solutions of relaxations are repaired, in how many moves per op, and the temperatures that the two lanes start at.
 _RELAXED, _REPAIR_MOVES, _REPAIR = 4, 1500, (1e-4, 1e-5)
 _MOVES_PER_OP = 60_000
 # Moves without a better plan, relative to all, after which the search ends.
 _PATIENCE = 0.5
-# Moves of a round that found nothing better for each pair of windows that is tried then, and the wall seconds after which a window is given up.
-_WINDOW_MOVES, _WINDOW_SECONDS = 500_000, 10.0
+# Moves of a round that found nothing better for each pair of windows that is tried then, and, where work is not limited, the share of the
+# annealing's wall time that windows may take; a pair with fewer seconds than this is not begun.
+_WINDOW_MOVES, _WINDOW_SHARE, _WINDOW_SECONDS = 500_000, 0.5, 1.0
 
 
 @register("auto")
@@ -73,24 +75,29 @@ def auto(context: Context) -> None:
 def first_plan(context: Context) -> list[tuple[float, list[int]]]:
     """Rounds of local search, aimed at the peak, from the base order and from the sequence of the lowest peak, until there is a plan.
 
+    Then a round that improves it.
+
     Returns:
-        (seconds, sequence of reduced ops) of what is within the budget.
+        (seconds, sequence of reduced ops) of the best one, a list of one or none.
     """
     reduced = context.reduced
     local = Search(reduced, context.budget, context.deadline, context.seed, math.inf, context.tell, aim=True)
     sequences = [list(range(reduced.count)), list(range(reduced.count)) if context.lowest is None else reduced.contract(context.lowest)]
-    for _ in range(_FIRST_ROUNDS):
-        if context.left <= 0:
-            break
-        try:
+    found: list[tuple[float, list[int]]] = []
+    try:
+        for _ in range(_FIRST_ROUNDS):
+            if found or context.left <= 0:
+                break
             sequences = local.run(Round(max(20_000, _FIRST_MOVES * reduced.count), *_FIRST), *sequences)
-        except KeyboardInterrupt:
-            context.offer_all(local.found())
-            raise
-        found = [(sum(reduced.cost[o] for o in s), s) for s in sequences if context.offer(s)]
-        if found:
-            return found
-    return []
+            found = [(sum(reduced.cost[o] for o in s), s) for s in sequences if context.offer(s)]
+        if found and context.left > 0:
+            local.floor, local.aim = 0.0, False
+            sequences = local.run(Round(max(20_000, _SECOND_MOVES * reduced.count), *_FIRST), found[0][1], found[-1][1])
+            found += [(sum(reduced.cost[o] for o in s), s) for s in sequences if context.offer(s)]
+    except KeyboardInterrupt:
+        context.offer_all(local.found())
+        raise
+    return [min(found)] if found else []
 
 
 def relaxed(context: Context) -> list[list[int]]:
@@ -151,7 +158,8 @@ def search(context: Context, portfolio: list[tuple[float, list[int]]]) -> None:
         local.floor = context.bound * (1 + ROUNDING)
 
     local = Search(reduced, context.budget, context.deadline, context.seed, context.bound * (1 + ROUNDING), tell)
-    windows = Windows(reduced, context.budget, context.deadline, context.seed, _WINDOW_SECONDS if context.work_limit is None else math.inf)
+    windows = Windows(reduced, context.budget, context.deadline, context.seed)
+    annealed = 0.0
     best = portfolio[0][1] if portfolio else base if context.lowest is None else reduced.contract(context.lowest)
     # The base order comes in between: from hot, its own way down may be better than that of the best start.
     pool = [base, *(sequence for _, sequence in portfolio[:3])]
@@ -179,6 +187,7 @@ def search(context: Context, portfolio: list[tuple[float, list[int]]]) -> None:
             context.offer_all(local.found())
             raise
         spent = time.monotonic() - began
+        annealed += spent
         ranked = sorted(((not context.offer(s), sum(reduced.cost[o] for o in s), i) for i, s in enumerate(found)))
         late, _, i = ranked[0]
         if not late or context.best is None:
@@ -188,7 +197,8 @@ def search(context: Context, portfolio: list[tuple[float, list[int]]]) -> None:
             idle = 0
         else:
             idle += plan[k].moves
-            if context.best is not None and exact(context, windows, max(1, plan[k].moves // _WINDOW_MOVES)):
+            allowed = _WINDOW_SHARE * annealed if context.work_limit is None else math.inf
+            if context.best is not None and exact(context, windows, max(1, plan[k].moves // _WINDOW_MOVES), allowed):
                 best = reduced.contract(context.best)
                 idle = 0
         if idle > _PATIENCE * total:
@@ -200,13 +210,23 @@ def search(context: Context, portfolio: list[tuple[float, list[int]]]) -> None:
             plan = [*plan[:k], Round(max(2000, int(0.9 * plan[k - 1].moves * left / spent)), plan[k].explore, plan[k].refine)]
 
 
-def exact(context: Context, windows: Windows, pairs: int) -> bool:
-    """Try pairs of windows of the best plan, going on from each better one; returns whether there was one."""
+def exact(context: Context, windows: Windows, pairs: int, allowed: float) -> bool:
+    """Try pairs of windows of the best plan, going on from each better one.
+
+    Args:
+        context: has the best plan, and receives better ones.
+        windows: of its problem.
+        pairs: how many at most.
+        allowed: wall seconds that all pairs may have taken by the end, those of earlier calls included.
+
+    Returns:
+        Whether there was a better plan.
+    """
     before = context.best_seconds
     for _ in range(pairs):
-        if context.best is None or context.left <= 0 or context.proven_optimal:
+        if context.best is None or min(context.left, allowed - windows.spent) < _WINDOW_SECONDS or context.proven_optimal:
             break
-        context.offer_all(windows.improve(context.reduced.contract(context.best)))
+        context.offer_all(windows.improve(context.reduced.contract(context.best), allowed - windows.spent))
         context.tell(None)
     return context.best_seconds < before
 

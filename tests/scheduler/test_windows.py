@@ -87,7 +87,7 @@ def test_windows_take_a_greedy_plan_to_the_proven_optimum(share: float) -> None:
     optimum = solve(problem, budget, time_limit=20.0)
     assert optimum.seconds <= optimum.seconds_lower_bound * (1 + 1e-5)
     reduced, sequence = walked(problem, budget)
-    windows = Windows(reduced, budget, time.monotonic() + 60, 0, 60.0)
+    windows = Windows(reduced, budget, time.monotonic() + 60, 0)
     start = evaluate(problem, reduced.expand(sequence)).seconds
     assert start > optimum.seconds
     for _ in range(3):
@@ -103,7 +103,7 @@ def test_windows_are_a_function_of_the_seed() -> None:
     problem = transformer(3)
     budget = 100 + int(0.6 * (evaluate(problem, range(len(problem.ops))).peak_bytes - 100))
     reduced, sequence = walked(problem, budget)
-    first, second = (Windows(reduced, budget, time.monotonic() + 60, 7, 60.0) for _ in range(2))
+    first, second = (Windows(reduced, budget, time.monotonic() + 60, 7) for _ in range(2))
     assert [first.improve(sequence) for _ in range(3)] == [second.improve(sequence) for _ in range(3)]
 
 
@@ -112,5 +112,5 @@ def test_a_sequence_without_a_recompute_has_no_window() -> None:
     reduced = reduce_problem(problem)
     order = list(range(reduced.count))
     peak = evaluate(problem, reduced.expand(order)).peak_bytes
-    assert Windows(reduced, peak, time.monotonic() + 60, 0, 60.0).improve(order) == []
+    assert Windows(reduced, peak, time.monotonic() + 60, 0).improve(order) == []
     assert Window(reduced, peak, order, eligible(reduced)).size == 0
