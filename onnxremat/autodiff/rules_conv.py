@@ -18,7 +18,7 @@ from .registry import joint_vjp, refused
 _FLIPPED_CONV_POSITIONS, _FLIPPED_CONV_BATCH_POSITIONS = 400, 512
 #: Elements of a batch that need not be unfolded, per tap and weight, from which on it pays to turn the weights' gradient around
 #: (benchmarks/kernels.py).
-_UNFOLDED_PER_WEIGHT = 16
+_UNFOLDED_PER_WEIGHT = 6
 
 
 def _geometry(c: Context, weight: Expr) -> dict[str, Any]:
