@@ -264,7 +264,13 @@ class _Planning:
         search = replace(self.search, seed=self.search.seed + self._tries)
         self._tries += 1
         hint = None if self.best is None or self.best.plan.swapped_tensors else self.best.plan.sequence
-        plan = _solve(self.problem, limit, search, seconds, hint, self._tell)
+        try:
+            plan = _solve(self.problem, limit, search, seconds, hint, self._tell)
+        except KeyboardInterrupt:
+            self.interruption.settle()
+            if self.best is None:
+                raise
+            return self.best.plan
         self.interruption.settle()
         if isinstance(plan, Infeasible):
             return plan

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from onnxremat import schedule as schedule_module
 from onnxremat.errors import BudgetInfeasible
 from onnxremat.placement import UNLIMITED, bookkeeping_bytes, capacity_within, place
+from onnxremat.progress import Interruption
 from onnxremat.schedule import Scheduled, Search, needed_budget, schedule, schedule_smallest, schedule_unscheduled
 from onnxremat.scheduler import Problem, Transfer
 
@@ -66,6 +69,24 @@ def test_every_strategy_names_a_budget_that_suffices(strategy: str) -> None:
     assert budget <= needed_budget(problem, schedule_unscheduled(problem).arena_bytes)
     found = schedule(problem, budget, search)
     assert found.peak_bytes <= budget and found.plan.strategy == strategy
+
+
+def test_an_interrupted_search_leaves_the_best_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it has no plan of its own yet."""
+    problem, interruption, calls = _uneven(0), Interruption(), []
+    solve = schedule_module._solve
+
+    def interrupted(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) > 1:
+            interruption.asked = True
+            raise KeyboardInterrupt
+        return solve(*arguments)
+
+    monkeypatch.setattr(schedule_module, "_solve", interrupted)
+    budget = needed_budget(problem, schedule_unscheduled(problem).arena_bytes) * 9 // 10
+    _check(problem, schedule(problem, budget, replace(QUICK, time_limit=30.0), interruption=interruption), budget)
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("seed", range(3))
