@@ -81,4 +81,5 @@ class HostMeter:
         """Look how far it went."""
         assert self._base is not None
         self.grown = max(self.grown, peak_resident_bytes() - self._base)
+        trim()  # or what is read next lies where the step's own heap was, and the next step seems to need more
         self._after = resident_bytes()
