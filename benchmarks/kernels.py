@@ -112,6 +112,7 @@ def variants(conv: Conv, threads: int) -> dict[str, Callable[[], None]]:
     found["dX transposed"] = compiled(transposed, False, threads)
     if conv.stride == 1:
         found |= {"dX flipped": compiled(flipped, False, threads), "dX flipped, blocked": compiled(flipped, True, threads)}
+
     def exchanged(operand: Any) -> Expr:
         g, x, w = operand("g", conv.y), operand("x", conv.x), operand("w", conv.w)
         return exchanged_weight_gradient(g.op, g, x, w, geometry)

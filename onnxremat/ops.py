@@ -22,7 +22,7 @@ class Traits:
         aliases: pairs (input, output): the output always shares the input's buffer.
         optional_outputs: outputs that the kernel does not make where nobody reads them and their name is left out.
         inplace: pairs (input, output): the output takes over the input's buffer where this is its last use and the sizes agree.
-        scratch_first: its scratch memory is so many equal blocks, allocated before its outputs; 0 for one block, allocated after them.
+        scratch_first: its scratch memory is so many equal blocks (8 at most), allocated before its outputs; 0 for one block, allocated after them.
     """
 
     random: bool = False

@@ -49,9 +49,11 @@ def family(problem: Problem, x: int) -> list[int]:
 def swappable(problem: Problem) -> dict[int, list[int]]:
     """The tensors that may be swapped, each with the ops that read it or a view of it, ascending.
 
-    They have a storage of their own that the step makes and that is no output of it; what shows them under another shape does nothing else.
+    They have a storage of their own that the step makes and that is no output of it; what shows them under another shape does nothing else,
+    and can do it again at any time: of what is there from the beginning, it reads nothing that the step replaces.
     """
     index, tensors, ops = problem.index, problem.tensors, problem.ops
+    replaced = {root for row in index.written for root in row}
     families: dict[int, list[int]] = {}
     barred: set[int] = set()
     for t, tensor in enumerate(tensors):
@@ -60,7 +62,7 @@ def swappable(problem: Problem) -> dict[int, list[int]]:
         made = ops[tensor.producer] if tensor.producer >= 0 else None
         plain = made is not None and not made.pinned and not made.writes and all(index.root[v] == root for v in made.outputs)
         reads = () if made is None else (*made.inputs, *(made.recompute_inputs or ()))
-        plain = plain and all(index.root[u] == root or index.persistent[u] for u in reads)
+        plain = plain and all(index.root[u] == root or (index.persistent[u] and index.root[u] not in replaced) for u in reads)
         if index.persistent[t] or tensor.output or (t != root and (not plain or made is None or root in made.outputs)):
             barred.add(root)
     return {x: sorted({o for t in views for o in index.readers[t]}) for x, views in families.items() if x not in barred and tensors[x].bytes}
