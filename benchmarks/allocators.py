@@ -23,12 +23,12 @@ from typing import Any
 import onnxremat
 from benchmarks.common import CASES, Case, machine, table
 from onnxremat.artifact import MANIFEST, OFFSETS, Artifact
+from onnxremat.fit import Scheduled, Search, fit_arena_alone, fit_with_block
 from onnxremat.pipeline import offsets_by_name
 from onnxremat.placement import UNLIMITED, bookkeeping_bytes
 from onnxremat.runtime import worker
 from onnxremat.runtime.run import run_artifact
 from onnxremat.runtime.trainer import Trainer
-from onnxremat.schedule import Scheduled, Search, fit_arena_alone, fit_with_block
 
 HEADER = ["model", "budget", "live MiB", "arena MiB", "fixed MiB", "gain %"]
 HEADER += ["arena peak", "measured", "fixed peak", "measured", "time ratio", "processor ratio", "equal"]

@@ -17,8 +17,9 @@ from pathlib import Path
 from benchmarks.common import CASES, machine, table
 from benchmarks.scheduler.own import own_problem
 from onnxremat.errors import BudgetInfeasible
+from onnxremat.fit import Scheduled, Search, needed_budget, schedule_unscheduled
 from onnxremat.placement import UNLIMITED, Buffer, assign_offsets, check_offsets, compact, place, step_buffers
-from onnxremat.schedule import Scheduled, Search, needed_budget, schedule, schedule_unscheduled
+from onnxremat.schedule import schedule
 from onnxremat.scheduler import Problem
 
 HEADER = ("instance", "buffers", "live bytes", "capacity", "achieved", "within", "seconds")

@@ -30,6 +30,7 @@ from .export_cache import cached_export
 from .exporters import ForwardGraph, InputSpec, Loss, build_module, export_torch, load_source
 from .exporters.sources import Feeds, source_feeds
 from .files import whole_folder, write_json
+from .fit import OPTIMIZER_BYTES, Scheduled, Search, fit_arena_alone, lowered, needed, schedule_unscheduled
 from .nchwc import NCHWC, resolve_layout
 from .optimizers import LEARNING_RATE, STEP, Optimizer, optimizer_models
 from .problem import Costs, scheduling_problem
@@ -40,7 +41,7 @@ from .runtime.ort import STOCK_PACKAGES, TRAINING_PACKAGES, require_training_pac
 from .runtime.placement import predicted
 from .runtime.session import LEVELS, SESSION_OPTIONS, Options, execution_streams
 from .runtime.trainer import SLICE
-from .schedule import OPTIMIZER_BYTES, Scheduled, Search, fit_arena_alone, lowered, needed_budget, schedule, schedule_smallest, schedule_unscheduled
+from .schedule import schedule, schedule_smallest
 from .scheduler import Plan, Problem, evaluate
 from .spill import DOMAIN
 from .targets import ORT_TRAINING, SPILL_SUFFIX, Target, target_named
@@ -229,7 +230,7 @@ def compile_graphs(
                 progress(f"planning {len(problem.ops)} ops into as little as can be found ({request.strategy})")
                 found = schedule_smallest(problem, search, tell, interruption)
             else:
-                budget = request.budget.resolve(problem.resident_bytes, needed_budget(problem, unscheduled.arena_bytes))
+                budget = request.budget.resolve(problem.resident_bytes, needed(problem, unscheduled))
                 progress(f"planning {len(problem.ops)} ops into {format_bytes(budget)} ({request.strategy})")
                 found = schedule(problem, budget, search, tell, interruption)
         scheduled = replace(found, peak_unscheduled_bytes=unscheduled.peak_bytes)

@@ -5,112 +5,44 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from .errors import BudgetInfeasible, OnnxRematError
-from .placement import GRANULE, MOVES, UNLIMITED, ArenaExhausted, Placement, bookkeeping_bytes, capacity_within, compact, place, place_fixed
-from .progress import Interruption
-from .scheduler import (
-    Infeasible,
-    Lowered,
-    Plan,
-    PlanError,
-    Problem,
-    Progress,
-    lower,
-    lower_bound,
-    plan_from_sequence,
-    smallest_plan,
-    solve,
+from .fit import (
+    OPTIMIZER_BYTES,
+    Scheduled,
+    Search,
+    compacted,
+    fit,
+    lowered,
+    needed,
+    schedule_unscheduled,
+    slack,
+    squeezed,
 )
+from .placement import GRANULE, UNLIMITED, bookkeeping_bytes, capacity_within, place
+from .progress import Interruption
+from .scheduler import Infeasible, Plan, Problem, Progress, lower_bound, plan_from_sequence, smallest_plan, solve
 from .units import format_bytes
 
-#: Room that the separate optimizer needs for the slices it works on.
-OPTIMIZER_BYTES = 4 * 2**20
-#: Room in the arena for what the placement does not model: scratch below the resolution of the probe, scalars.
-_ARENA_SLACK_BYTES, _ARENA_SLACK_SHARE = 2**20, 0.0025
 #: Share of the arena that live bytes are planned into at first: a perfect packing is rarely found.
 _LIVE_SHARE = 0.985
 #: Seconds that moving runs for a better placement may take, and their share of the time limit.
 _COMPACT_SECONDS, _COMPACT_SHARE = 10.0, 1 / 24
-#: The same for the choice of what gets an offset of its own, and where; seconds at least and at most.
-_FIXED_SECONDS, _FIXED_SHARE = (0.5, 5.0), 1 / 60
 #: Shares of the time limit: of each search for a limit that suits the arena, and of the last resort where none was found.
 _FIND_SHARE, _LAST_SHARE = 1 / 16, 1 / 3
 #: Tries of the last resort, where the ones before missed the budget by no more than this share.
 _LAST_ATTEMPTS, _NEAR = 4, 0.02
-#: Rounds of moving runs in the last resort, and moves of each.
-_ROUNDS, _ROUND_MOVES = 10, 3000
 #: Share of the time left that goes to making the most of a limit.
 _IMPROVE_SHARE = 0.7
 #: Seconds of one search at least, and the number of searches at least: less finds poor plans, or none.
 _LEAST_SECONDS, _LEAST_TRIES = 1.0, 3
 #: Where limits are tried between the tightest known and the first, once the steps have met in the middle.
 _BETWEEN = (0.0, 0.5, 0.25, 0.75)
-#: The gain, relative, below which no better limit is looked for, and fixed offsets are not worth what an arena alone does too.
+#: The gain, relative, below which no better limit is looked for.
 _WORTH = 1e-3
 #: Seconds that the proof of a lower bound may take, and their share of the time limit.
 _BOUND_SECONDS, _BOUND_SHARE = 10.0, 1 / 6
-#: Capacities tried for one plan, relative to what it takes in an endless arena: a larger one may place buffers better or worse.
-_CAPACITIES = (0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5, 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """How to plan.
-
-    Attributes:
-        strategy: scheduling strategy.
-        time_limit: seconds that planning may take.
-        seed: source of chance.
-        work_limit: moves of each local search; None for as many as are worth it.
-        fixed: where the arena alone does not suffice, tensors may have offsets of their own (``onnxremat.placement.fixed``).
-        portable: other programs make the arena: the placement must not hinge on where that one ends, since they allocate a little otherwise.
-    """
-
-    strategy: str = "auto"
-    time_limit: float = 60.0
-    seed: int = 0
-    work_limit: int | None = None
-    fixed: bool = False
-    portable: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Scheduled:
-    """A plan that fits, with its place in memory; ``arena_bytes`` is the capacity of the arena."""
-
-    plan: Plan
-    placement: Placement
-    arena_bytes: int
-    peak_bytes: int
-    peak_unscheduled_bytes: int = 0
-
-
-def schedule_unscheduled(problem: Problem) -> Scheduled:
-    """The base order in the smallest arena that holds it."""
-    return fit_arena_alone(problem, plan_from_sequence(problem, range(len(problem.ops)), UNLIMITED))
-
-
-def needed_budget(problem: Problem, capacity: int, block_bytes: int = 0) -> int:
-    """The smallest budget within which an arena of this capacity, or of the smallest one that is made, is a hard limit.
-
-    ``block_bytes`` are those of tensors at fixed offsets, beside it.
-    """
-    capacity = max(capacity, OPTIMIZER_BYTES)
-    held = problem.resident_bytes + block_bytes
-    return max(held + capacity + bookkeeping_bytes(capacity) + 2 * GRANULE, problem.optimizer_peak_bytes)
-
-
-def _slack(arena_bytes: int) -> int:
-    return _ARENA_SLACK_BYTES + int(_ARENA_SLACK_SHARE * arena_bytes)
-
-
-def _peak_at(problem: Problem, placement: Placement, capacity: int | None = None) -> int:
-    """The step's peak in an arena of this capacity, or of the smallest sensible one."""
-    capacity = placement.arena_bytes + _slack(placement.arena_bytes) if capacity is None else capacity
-    held = problem.resident_bytes + placement.block_bytes
-    return max(held + placement.arena_bytes + bookkeeping_bytes(capacity), problem.optimizer_peak_bytes)
 
 
 def schedule(
@@ -138,13 +70,13 @@ def schedule(
     """
     interruption = interruption or Interruption()
     if search.strategy in ("auto", "keep_all"):
-        fitting = _fit(problem, plan_from_sequence(problem, range(len(problem.ops)), UNLIMITED, search.strategy), budget, search)
+        fitting = fit(problem, plan_from_sequence(problem, range(len(problem.ops)), UNLIMITED, search.strategy), budget, search)
         if fitting is not None:
             return fitting
     planning = _Planning(problem, budget, search, progress, interruption)
     if planning.find() is None and planning.without is None:
         # The unscheduled step is a plan as well.
-        smallest = min(planning.smallest, _needed(problem, schedule_unscheduled(problem)))
+        smallest = min(planning.smallest, needed(problem, schedule_unscheduled(problem)))
         raise _infeasible(problem, budget, max(smallest, budget + 1), planning.proven)
     found = min((s for s in (planning.improve(), planning.without) if s is not None), key=lambda s: s.plan.seconds)
     bound = lower_bound(problem, budget, 0.0 if interruption.asked else planning.bound_seconds)
@@ -175,9 +107,9 @@ class _Planning:
         self.smallest, self.proven = UNLIMITED, 0
         self.bound_seconds = min(_BOUND_SECONDS, _BOUND_SHARE * search.time_limit)
         self.capacity = capacity_within(budget - problem.resident_bytes)
-        self.room = self.capacity - _slack(self.capacity)
+        self.room = self.capacity - slack(self.capacity)
         # The most live bytes that can be hoped for: where tensors have fixed offsets, only the arena beside them needs tables.
-        beside = budget - bookkeeping_bytes(OPTIMIZER_BYTES) - 2 * GRANULE - _slack(OPTIMIZER_BYTES)
+        beside = budget - bookkeeping_bytes(OPTIMIZER_BYTES) - 2 * GRANULE - slack(OPTIMIZER_BYTES)
         self.most = max(problem.resident_bytes + self.room, beside if search.fixed else 0)
         self._begin = time.monotonic()
         self._deadline = self._begin + search.time_limit - self.bound_seconds
@@ -291,10 +223,10 @@ class _Planning:
         most = max(plan.peak_bytes, self.problem.resident_bytes + self.room)
         patience = max(1.0, min(_COMPACT_SECONDS, _COMPACT_SHARE * self.search.time_limit))
         end = UNLIMITED if self.search.portable else self.capacity
-        compacted = _compacted(self.problem, plan, max(limit, most), most, self.room, patience, seed, end)
-        form = lowered(self.problem, compacted)
+        moved = compacted(self.problem, plan, max(limit, most), most, self.room, patience, seed, end)
+        form = lowered(self.problem, moved)
         self._excess = max(1.0, place(form.problem, form.sequence, UNLIMITED).arena_bytes / max(1, self.room))
-        return _fit(self.problem, compacted, self.budget, self.search)
+        return fit(self.problem, moved, self.budget, self.search)
 
     def _last_resort(self) -> Scheduled | None:
         """The tightest plan, where that one fits; it is what the smallest budget named in an error rests on, so that this one is found again.
@@ -310,9 +242,9 @@ class _Planning:
                 plan = _solve(self.problem, self._tightest, search, _LAST_SHARE * search.time_limit)
             if not isinstance(plan, Plan):
                 break
-            tight = _squeezed(self.problem, plan, search)
-            self.smallest = min(self.smallest, _needed(self.problem, tight))
-            self.best, self._fits, self._last = _fit(self.problem, tight.plan, self.budget, self.search), tight.plan.peak_bytes, True
+            tight = squeezed(self.problem, plan, search)
+            self.smallest = min(self.smallest, needed(self.problem, tight))
+            self.best, self._fits, self._last = fit(self.problem, tight.plan, self.budget, self.search), tight.plan.peak_bytes, True
             if self.best is not None or self.interruption.asked or self.smallest > self.budget * (1 + _NEAR):
                 break
         return self.best
@@ -331,72 +263,16 @@ def schedule_smallest(
 ) -> Scheduled:
     """The fastest plan found within the smallest budget found; the plan's budget is what it needs."""
     plain = schedule_unscheduled(problem)
-    squeezed = _squeezed(problem, smallest_plan(problem, _LAST_SHARE * search.time_limit, search.seed, search.strategy), search)
-    tight = min((plain, squeezed), key=lambda s: _needed(problem, s))
-    budget = _needed(problem, tight)
+    tight = squeezed(problem, smallest_plan(problem, _LAST_SHARE * search.time_limit, search.seed, search.strategy), search)
+    tight = min((plain, tight), key=lambda s: needed(problem, s))
+    budget = needed(problem, tight)
     if tight is plain:
         return replace(plain, plan=replace(plain.plan, budget_bytes=budget, strategy=search.strategy))
     try:
         found = schedule(problem, budget, search, progress, interruption)
     except BudgetInfeasible:
         found = tight
-    needed = min(budget, _needed(problem, found))
-    return replace(found, plan=replace(found.plan, budget_bytes=needed))
-
-
-def _squeezed(problem: Problem, plan: Plan, search: Search) -> Scheduled:
-    """A plan in the smallest arena that is met while its runs are moved.
-
-    The work is counted in moves and not in seconds, as far as the time limit allows: what is named as the smallest budget must be found again.
-    """
-    best = _smaller(problem, plan, search)
-    deadline = time.monotonic() + _LAST_SHARE * search.time_limit
-    for k in range(_ROUNDS):
-        left = deadline - time.monotonic()
-        if left <= 0:
-            break
-        plan = _compacted(problem, plan, UNLIMITED, plan.peak_bytes, 0, left, search.seed + k, moves=_ROUND_MOVES)
-        best = min(best, fit_arena_alone(problem, plan), key=lambda found: _needed(problem, found))
-    return replace(best, plan=replace(best.plan, strategy=search.strategy))
-
-
-def _needed(problem: Problem, scheduled: Scheduled) -> int:
-    return needed_budget(problem, scheduled.arena_bytes, scheduled.placement.block_bytes)
-
-
-def _smaller(problem: Problem, plan: Plan, search: Search) -> Scheduled:
-    """A plan in the smallest arena that holds it, or with a block beside a smaller one where that takes less."""
-    alone = fit_arena_alone(problem, plan)
-    beside = fit_with_block(problem, plan, UNLIMITED, search) if search.fixed else None
-    return alone if beside is None else min(alone, beside, key=lambda found: _needed(problem, found))
-
-
-def fit_arena_alone(problem: Problem, plan: Plan) -> Scheduled:
-    """A plan in the smallest arena that holds it without a block beside, whatever the budget."""
-    fitting = _fit_arena(problem, plan, UNLIMITED)
-    assert fitting is not None, "an arena of twice the size holds any schedule"
-    return fitting
-
-
-def lowered(problem: Problem, plan: Plan) -> Lowered:
-    """A plan with its swaps as ops, as the CPU's runtime has them."""
-    form = lower(problem, plan.steps)
-    if form is None:
-        raise OnnxRematError("the plan swaps tensors in a way that can't be placed: this is a fault of the planner, please report it")
-    return form
-
-
-def _compacted(
-    problem: Problem, plan: Plan, limit: int, most: int, room: int, seconds: float, seed: int, capacity: int = UNLIMITED, moves: int = MOVES
-) -> Plan:
-    """The plan with its runs and transfers moved so that the arena gets smaller, towards ``room`` bytes; live bytes stay within ``most``."""
-    form = lowered(problem, plan)
-    steps = form.plan_steps(compact(form.problem, form.sequence, most, room, seconds, seed, moves, capacity))
-    try:
-        moved = plan_from_sequence(problem, steps, limit, plan.strategy)
-    except PlanError:
-        return plan  # moved swaps mean something else than what was placed
-    return plan if lower(problem, steps) is None else replace(moved, solve_seconds=plan.solve_seconds)
+    return replace(found, plan=replace(found.plan, budget_bytes=min(budget, needed(problem, found))))
 
 
 def _solve(
@@ -413,64 +289,6 @@ def _solve(
         return error
     except ValueError as error:
         raise OnnxRematError(str(error)) from error
-
-
-def _fit(problem: Problem, plan: Plan, budget: int, search: Search) -> Scheduled | None:
-    """The plan within the budget, or None.
-
-    An arena alone comes first, since every user of an artifact can have one; a block beside it where that does not suffice.
-    """
-    alone = _fit_arena(problem, plan, budget, search.portable)
-    if alone is not None or not search.fixed or plan.peak_bytes > budget:
-        return alone
-    beside = fit_with_block(problem, plan, budget, search)
-    return beside if beside is not None and _needed(problem, beside) <= budget else None
-
-
-def _arena_beside(fill: int) -> int:
-    """The capacity of an arena beside a block that is to be filled with so many bytes."""
-    return max(fill + _slack(fill), OPTIMIZER_BYTES)
-
-
-def fit_with_block(problem: Problem, plan: Plan, budget: int, search: Search) -> Scheduled | None:
-    """The plan with fixed offsets for large tensors and the arena for the rest, whether within the budget or not.
-
-    None where no arena holds the rest.  The block is there whole from the beginning, so block, capacity and bookkeeping together are a hard limit.
-    """
-    form = lowered(problem, plan)
-    target = budget - problem.resident_bytes - 2 * GRANULE if budget < UNLIMITED else 0
-    shortest, longest = _FIXED_SECONDS
-    seconds = max(shortest, min(longest, _FIXED_SHARE * search.time_limit))
-    try:
-        placement, capacity = place_fixed(form.problem, form.sequence, _arena_beside, target, seconds, search.seed)
-    except ArenaExhausted:
-        return None
-    return Scheduled(replace(plan, budget_bytes=budget), placement, capacity, _peak_at(problem, placement, capacity))
-
-
-def _fit_arena(problem: Problem, plan: Plan, budget: int, portable: bool = False) -> Scheduled | None:
-    """The plan in the smallest arena that holds it, or None where that exceeds the budget.
-
-    A larger arena can place buffers worse, so the capacity is part of the simulation; capacity and bookkeeping together stay within the
-    budget, which makes it a hard limit.
-    """
-    largest = capacity_within(budget - problem.resident_bytes)
-    form = lowered(problem, plan)
-    wanted = place(form.problem, form.sequence, UNLIMITED).arena_bytes
-    smallest = max(wanted + _slack(wanted), OPTIMIZER_BYTES)
-    if largest < (smallest if portable else OPTIMIZER_BYTES):
-        return None
-    # The largest one is tried in any case: its end may keep buffers from where an endless arena would have put them.
-    for capacity in dict.fromkeys(min(int(smallest * (1 + share)), largest) for share in _CAPACITIES):
-        try:
-            placement = place(form.problem, form.sequence, capacity)
-        except ArenaExhausted:
-            continue
-        peak = _peak_at(problem, placement, capacity)
-        hinges = portable and placement.arena_bytes > wanted
-        if placement.arena_bytes + _slack(placement.arena_bytes) <= capacity and peak <= budget and not hinges:
-            return Scheduled(replace(plan, budget_bytes=budget), placement, capacity, peak)
-    return None
 
 
 def _infeasible(problem: Problem, budget: int, minimum: int, floor: int) -> BudgetInfeasible:

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxremat import Artifact, Trainer, schedule
+from onnxremat import Artifact, Trainer, fit, schedule
 from onnxremat.api import compile as compile_model
 from onnxremat.artifact import OFFSETS, TRAINING
 from onnxremat.emit import SMALL_BYTES
 from onnxremat.errors import ArtifactError, OutOfBudget
+from onnxremat.fit import Search, needed_budget, schedule_unscheduled
 from onnxremat.placement import UNLIMITED, bookkeeping_bytes, buffer_lifetimes, place, place_fixed, rounded
 from onnxremat.placement.simulate import Placement, place_buffers, scratch_of
 from onnxremat.runtime import block, worker
 from onnxremat.runtime.block import Block, fixed_session
 from onnxremat.runtime.session import BoundSession, Options, make_session, sample_arrays, with_random_seeds
-from onnxremat.schedule import Search, needed_budget, schedule_unscheduled
 from onnxremat.scheduler import Op, Plan, Problem, Tensor, Transfer, evaluate
 from tests.factories import CNN_INPUT, CNN_LABEL
 from tests.fixed_jobs import losses_of
@@ -102,14 +102,19 @@ def test_scratch_is_shared_with_guests() -> None:
     assert 20 * BIG <= placement.arena_bytes < 22 * BIG
 
 
+def _no_slack(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (fit, schedule):
+        monkeypatch.setattr(module, "OPTIMIZER_BYTES", 0)
+        monkeypatch.setattr(module, "slack", lambda fill: 0)
+
+
 def test_only_where_the_arena_alone_does_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = _holed()
     alone = schedule_unscheduled(problem)
     enough = needed_budget(problem, alone.arena_bytes)
     search = Search("keep_all", 5.0, fixed=True)
     assert schedule.schedule(problem, enough, search).placement.block_bytes == 0
-    monkeypatch.setattr(schedule, "OPTIMIZER_BYTES", 0)
-    monkeypatch.setattr(schedule, "_slack", lambda fill: 0)
+    _no_slack(monkeypatch)
     wanted = needed_budget(problem, alone.placement.live_bytes + BIG // 2)
     with pytest.raises(schedule.BudgetInfeasible):
         schedule.schedule(problem, wanted, Search("keep_all", 5.0))
@@ -129,8 +134,7 @@ def test_swaps_where_the_arena_alone_does_not_suffice(monkeypatch: pytest.Monkey
     ops = tuple(Op("abcdez"[i], 1, inputs, (i + 1,), pinned="output" if i == 5 else "") for i, inputs in enumerate(reads))
     problem = Problem("holed", ops, tensors, {"batch": 1}, transfer=Transfer(BIG, BIG, 1 << 40))
     problem.check()
-    monkeypatch.setattr(schedule, "OPTIMIZER_BYTES", 0)
-    monkeypatch.setattr(schedule, "_slack", lambda fill: 0)
+    _no_slack(monkeypatch)
     # All that is alive while a is away, or while it is back: b, c and d; a, e and z.
     wanted = needed_budget(problem, place(problem, [0], UNLIMITED).pen_bytes + 256 + 15 * BIG)
     with pytest.raises(schedule.BudgetInfeasible):
@@ -155,13 +159,13 @@ WAYS: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.fixture(scope="module", params=WAYS)
 def fixed_artifact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Artifact]:
     """The tiny CNN at 70 % of its activations, as if no arena alone were small enough; verified when compiled."""
-    really = schedule._fit_arena
+    really = fit._fit_arena
 
     def never_within(problem: Problem, plan: Plan, budget: int, portable: bool = False) -> Any:
         return really(problem, plan, budget) if budget == UNLIMITED else None
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schedule, "_fit_arena", never_within)
+        patch.setattr(fit, "_fit_arena", never_within)
         yield compile_model(
             "tests.factories:tiny_cnn",
             tmp_path_factory.mktemp("artifacts") / "fixed",

@@ -8,8 +8,9 @@ import time
 
 import pytest
 
+from onnxremat.fit import Search
 from onnxremat.progress import Console, Interruption, Passing, planning_messages
-from onnxremat.schedule import Search, schedule
+from onnxremat.schedule import schedule
 from onnxremat.scheduler import Progress, evaluate
 from tests.scheduler.graphs import transformer
 

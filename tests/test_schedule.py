@@ -10,9 +10,10 @@ import pytest
 
 from onnxremat import schedule as schedule_module
 from onnxremat.errors import BudgetInfeasible
+from onnxremat.fit import Scheduled, Search, needed_budget, schedule_unscheduled
 from onnxremat.placement import UNLIMITED, bookkeeping_bytes, capacity_within, place
 from onnxremat.progress import Interruption
-from onnxremat.schedule import Scheduled, Search, needed_budget, schedule, schedule_smallest, schedule_unscheduled
+from onnxremat.schedule import schedule, schedule_smallest
 from onnxremat.scheduler import Problem, Transfer
 
 from .scheduler.graphs import chain, transformer

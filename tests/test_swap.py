@@ -18,9 +18,9 @@ from onnxremat.cli import main
 from onnxremat.costs.transfer import Swap, parse_bandwidth
 from onnxremat.emit import HELPER, made_names
 from onnxremat.errors import SpillFailed, UsageError
+from onnxremat.fit import lowered
 from onnxremat.runtime import worker
 from onnxremat.runtime.trainer import Trainer
-from onnxremat.schedule import lowered
 from onnxremat.scheduler import evaluate
 from onnxremat.spill import Bandwidth, needed
 

@@ -14,8 +14,8 @@ from ..units import format_bytes, parse_bytes
 from .options import running_options, step_settings, swapping_options, training_options
 
 if TYPE_CHECKING:
+    from ..fit import Search
     from ..pipeline import Request
-    from ..schedule import Search
     from ..scheduler import Problem
     from ..tradeoff.pareto import Pareto
     from ..tradeoff.picture import Chart
@@ -71,8 +71,8 @@ def _request(options: argparse.Namespace, strategy: str) -> Request:
 
 def _step(options: argparse.Namespace) -> tuple[Problem, Search]:
     """The problem of a source, or the one in a problem file or an artifact, and how to plan it."""
+    from ..fit import Search
     from ..pipeline import search_of, source_problem
-    from ..schedule import Search
 
     if _is_file(options.source):
         return _problem_of_file(options), Search("auto", options.time_limit, options.seed)

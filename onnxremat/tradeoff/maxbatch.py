@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from ..errors import BudgetInfeasible, UsageError
 from ..exporters import InputSpec
 from ..exporters.sources import source_feeds
+from ..fit import needed, schedule_unscheduled
 from ..pipeline import Request, search_of, source_problem
-from ..schedule import needed_budget, schedule, schedule_unscheduled
+from ..schedule import schedule
 from ..units import format_bytes
 
 __all__ = ["MaxBatch", "Trial", "batch_axes", "largest_batch"]
@@ -107,7 +108,7 @@ def largest_batch(
 
     def _try(changed: Request, batch: int) -> Trial:
         problem = source_problem(changed)
-        full = needed_budget(problem, schedule_unscheduled(problem).arena_bytes)
+        full = needed(problem, schedule_unscheduled(problem))
         try:
             found = schedule(problem, budget, search_of(request))
         except BudgetInfeasible as error:

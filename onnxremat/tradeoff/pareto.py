@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import BudgetInfeasible, OnnxRematError
-from ..schedule import Scheduled, Search, needed_budget, schedule, schedule_smallest, schedule_unscheduled
+from ..fit import Scheduled, Search, needed, schedule_unscheduled
+from ..schedule import schedule, schedule_smallest
 from ..scheduler import Problem
 from ..units import format_bytes
 
@@ -79,7 +80,7 @@ def pareto(
         say: told of progress.
     """
     unscheduled = schedule_unscheduled(problem)
-    full = needed_budget(problem, unscheduled.arena_bytes)
+    full = needed(problem, unscheduled)
     say("searching for the smallest budget")
     tight = schedule_smallest(problem, search)
     least = min(tight.plan.budget_bytes, full)

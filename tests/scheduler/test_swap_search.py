@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onnxremat.schedule import Search, schedule_smallest
+from onnxremat.fit import Search
+from onnxremat.schedule import schedule_smallest
 from onnxremat.scheduler import Infeasible, PlanError, Problem, Step, StrategyError, Transfer, evaluate, smallest_plan, solve
 from onnxremat.scheduler.reduce import reduce_problem
 from onnxremat.scheduler.relaxation import StageProgram, memory_paths

@@ -10,8 +10,8 @@ import pytest
 from onnxremat.cli import main
 from onnxremat.errors import BudgetInfeasible, UsageError
 from onnxremat.exporters import InputSpec, Loss
+from onnxremat.fit import Search
 from onnxremat.pipeline import Request, search_of
-from onnxremat.schedule import Search
 from onnxremat.tradeoff import maxbatch
 from onnxremat.tradeoff.maxbatch import batch_axes, largest_batch
 from tests.scheduler.graphs import chain

@@ -14,7 +14,7 @@ import pytest
 from onnxremat.cli import main
 from onnxremat.commands.tradeoff import chart_of, pareto_table
 from onnxremat.errors import OnnxRematError, UsageError
-from onnxremat.schedule import Search
+from onnxremat.fit import Search
 from onnxremat.tradeoff.pareto import Pareto, pareto
 from onnxremat.tradeoff.picture import Chart, Series, save_picture
 from tests.scheduler.graphs import chain
