@@ -19,7 +19,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from benchmarks.common import machine, session_of, table, timing_options
-from onnxremat.autodiff.rules_conv import adjoint_weights, exchanged_weight_gradient
+from onnxremat.autodiff.rules_conv import adjoint_weights
 from onnxremat.graph import Expr, GraphBuilder
 from onnxremat.nchwc import block_convolutions
 from onnxremat.ops import MS
@@ -113,13 +113,7 @@ def variants(conv: Conv, threads: int) -> dict[str, Callable[[], None]]:
     if conv.stride == 1:
         found |= {"dX flipped": compiled(flipped, False, threads), "dX flipped, blocked": compiled(flipped, True, threads)}
 
-    def exchanged(operand: Any) -> Expr:
-        g, x, w = operand("g", conv.y), operand("x", conv.x), operand("w", conv.w)
-        return exchanged_weight_gradient(g.op, g, x, w, geometry)
-
     found["dW"] = compiled(weight, False, threads)
-    if conv.stride == conv.group == 1 < conv.window:
-        found["dW exchanged"] = compiled(exchanged, False, threads)
     return found | torch_variants(conv, threads)
 
 
@@ -155,7 +149,7 @@ def measure(kernel: Callable[[], None], rounds: int) -> list[float]:
 def main() -> None:
     options = timing_options(__doc__)
     print(machine())
-    columns = ["Conv", "blocked", "torch", "dX transposed", "dX flipped", "dX flipped, blocked", "torch dX", "dW", "dW exchanged", "torch dW"]
+    columns = ["Conv", "blocked", "torch", "dX transposed", "dX flipped", "dX flipped, blocked", "torch dX", "dW", "torch dW"]
     rows = []
     for conv in CONVS:
         seconds = {name: measure(kernel, options.rounds) for name, kernel in variants(conv, options.threads).items()}

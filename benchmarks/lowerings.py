@@ -71,6 +71,8 @@ KERNELS = [
     weight_gradient(Conv(8, 64, 64, 56)),
     weight_gradient(Conv(8, 256, 256, 14)),
     weight_gradient(Conv(8, 64, 128, 56, 3, 2)),
+    *map(weight_gradient, [Conv(8, 128, 128, 28), Conv(8, 512, 512, 7), Conv(4, 64, 64, 128), Conv(4, 1024, 1024, 8)]),
+    *map(weight_gradient, [Conv(4, 128, 64, 128), Conv(4, 512, 256, 32), Conv(16, 128, 32, 28), Conv(8, 3, 64, 112)]),
     weight_gradient(Conv(8, 256, 64, 56, 1)),
     weight_gradient(Conv(8, 128, 128, 28, 3, 1, 128)),
     pooling_gradient((8, 64, 112, 112), 2, 2),

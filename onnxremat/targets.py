@@ -17,7 +17,7 @@ from .errors import DifferentiationError, UsageError
 from .graph import Expr, GraphBuilder
 from .nchwc import NCHWC
 from .ops import MS
-from .portable.lowerings import LOWERINGS, unpooled
+from .portable.lowerings import LOWERINGS, threaded_weight_gradient, unpooled
 from .portable.writes import lower_writes
 
 #: What the name of an artifact's target ends in where its graph swaps tensors by operators of onnxremat's own.
@@ -60,7 +60,11 @@ class Target:
         return not self.standard or onnx.defs.has(node.op_type, opset, domain)
 
 
-ORT_TRAINING = Target("ort-training", frozenset({"", MS, NCHWC}), lowerings={("", "MaxPoolGrad"): unpooled})
+ORT_TRAINING = Target(
+    "ort-training",
+    frozenset({"", MS, NCHWC}),
+    lowerings={("", "MaxPoolGrad"): unpooled, (MS, "ConvGrad"): threaded_weight_gradient},
+)
 ONNXRUNTIME = Target(
     "onnxruntime", frozenset({""}), standard=True, lowerings=LOWERINGS, in_place=False, tokens=True, training_package=False
 )

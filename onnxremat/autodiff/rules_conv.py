@@ -16,9 +16,6 @@ from .registry import joint_vjp, refused
 #: From this many output positions per image, or in a batch, on, a convolution with flipped weights computes dX faster than a transposed
 #: one (benchmarks/kernels.py).
 _FLIPPED_CONV_POSITIONS, _FLIPPED_CONV_BATCH_POSITIONS = 400, 512
-#: Elements of a batch that need not be unfolded, per tap and weight, from which on it pays to turn the weights' gradient around
-#: (benchmarks/kernels.py).
-_UNFOLDED_PER_WEIGHT = 6
 
 
 def _geometry(c: Context, weight: Expr) -> dict[str, Any]:
@@ -39,35 +36,8 @@ def _conv_weight_gradient(op: Any, g: Expr, x: Expr, w: Expr, geometry: dict[str
     if 0 in g.shape:  # the kernel divides by the number of images
         zero: Expr = op.const(0.0, w.dtype).expand(w.shape)
         return zero
-    if unfolds_output(w.shape, g.shape, geometry):
-        return exchanged_weight_gradient(op, g, x, w, geometry)
     result: Expr = op.node("ConvGrad", g, x, w, domain=MS, outputs=["", op.fresh("conv_dw")], like=[None, w], **geometry)[1]
     return result
-
-
-def _adjoint_pads(geometry: dict[str, Any]) -> list[int]:
-    """The pads of the adjoint of a convolution of stride 1."""
-    kernel, pads, dilations = (geometry[k] for k in ("kernel_shape", "pads", "dilations"))
-    return [d * (k - 1) - p for d, k, p in zip(dilations * 2, kernel * 2, pads, strict=True)]
-
-
-def unfolds_output(weight: Sequence[int], output: Sequence[int], geometry: dict[str, Any]) -> bool:
-    """Whether dW comes faster from unfolding G than X, as far as G has fewer channels and maps are large beside the weights to turn around."""
-    outs, ins = weight[:2]
-    saved = output[0] * math.prod(output[2:]) * (ins - outs)
-    plain = geometry["group"] == 1 and all(s == 1 for s in geometry["strides"]) and min(_adjoint_pads(geometry)) >= 0
-    return plain and math.prod(weight[2:]) > 1 and saved > _UNFOLDED_PER_WEIGHT * outs * ins
-
-
-def exchanged_weight_gradient(op: Any, g: Expr, x: Expr, w: Expr, geometry: dict[str, Any]) -> Expr:
-    """dW as the weight gradient of the adjoint convolution, which maps G to X: its kernel unfolds one image of G instead of X.
-
-    Of stride 1, ``dW[o, i, t] = sum_p G[o, p] X[i, p + t] = sum_q X[i, q] G[o, q - t]``.
-    """
-    turned = w.reshape([w.shape[1], w.shape[0], *w.shape[2:]])  # only its shape is read
-    adjoint = geometry | {"pads": _adjoint_pads(geometry)}
-    result: Expr = op.node("ConvGrad", x, g, turned, domain=MS, outputs=["", op.fresh("conv_dw")], like=[None, turned], **adjoint)[1]
-    return adjoint_weights(result, 1)
 
 
 def adjoint_weights(w: Expr, group: int) -> Expr:
@@ -90,7 +60,7 @@ def _conv_input_gradient(op: Any, g: Expr, x: Expr, w: Expr, geometry: dict[str,
     spatial = w.rank - 2
     kernel, strides, pads, dilations = (geometry[k] for k in ("kernel_shape", "strides", "pads", "dilations"))
     group = int(geometry["group"])
-    full = _adjoint_pads(geometry)
+    full = [d * (k - 1) - p for d, k, p in zip(dilations * 2, kernel * 2, pads, strict=True)]
     positions = np.prod(g.shape[2:])
     large = positions >= _FLIPPED_CONV_POSITIONS or g.shape[0] * positions >= _FLIPPED_CONV_BATCH_POSITIONS
     if all(s == 1 for s in strides) and min(full) >= 0 and large:

@@ -40,6 +40,8 @@ CONVS = {
     "dilated, uneven pads": _conv(2, 3, (9, 9), 4, (3, 3), dilations=[2, 1], pads=[2, 0, 1, 1]),
     "grouped": _conv(2, 6, (6, 6), 4, (3, 3), group=2, pads=[1, 1, 1, 1]),
     "depthwise, strided": _conv(3, 4, (9, 9), 8, (5, 5), group=4, strides=[2, 2], pads=[2, 2, 2, 2]),
+    "pads beyond the window": _conv(2, 3, (6, 6), 4, (2, 3), pads=[3, 2, 2, 4]),
+    "three dimensions": _conv(2, 3, (5, 4, 6), 4, (3, 2, 3), pads=[1, 0, 1, 1, 1, 1]),
     "pointwise": _conv(2, 5, (4, 3), 6, (1, 1)),
     "pointwise, strided": _conv(2, 5, (5, 5), 6, (1, 1), strides=[2, 2]),
 }
