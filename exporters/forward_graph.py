@@ -174,6 +174,8 @@ class ForwardGraph:
             ExportError: when the file cannot be written (no such folder, no permission, disk full).
         """
         target = Path(path)
+        if target.exists() and not target.is_file():
+            raise ExportError(f"writing {target}", "it is there already and no plain file", "name another file")
         self.model.ir_version = IR_VERSION
         self.model.metadata_props[_ROLES] = json.dumps(self.roles(), sort_keys=True)
         size = sum(value.const_value.nbytes for value in self.model.graph.initializers.values() if value.const_value is not None)

@@ -135,9 +135,8 @@ class Loss:
                 f"loss cross_entropy: logits {logits}", "the class axis may be 1 or the last one", "say class_axis=1 or class_axis=-1"
             )
         if not fits:
-            raise ExportError(
-                f"loss cross_entropy: labels {labels}", f"they do not fit logits {logits}", f"labels of shape {first} or {last} do"
-            )
+            fitting = " or ".join(str(shape) for shape in dict.fromkeys((first, last)))
+            raise ExportError(f"loss cross_entropy: labels {labels}", f"they do not fit logits {logits}", f"labels of shape {fitting} do")
         return fits[0]
 
     def label_spec(self, shape: Sequence[int], dtype: str) -> InputSpec:

@@ -110,7 +110,7 @@ def build_module(source_spec: str, seed: int = 0) -> nn.Module:
     except Exception as error:  # the user's code may raise anything
         raise ExportError(spec, f"the factory failed: {type(error).__name__}: {error}", "call it in Python to see the traceback") from error
     if not isinstance(module, nn.Module):
-        raise ExportError(spec, f"the factory returned a {type(module).__name__}, not an nn.Module", "return the model")
+        raise ExportError(spec, f"the factory returned {type(module).__name__}, not an nn.Module", "return the model")
     return module
 
 
@@ -147,8 +147,8 @@ def _call(source: str) -> tuple[str, list[Any], dict[str, Any]]:
 
 def _factory(spec: str) -> Any:
     module_name, colon, name = spec.partition(":")
-    if not colon or not module_name or not name:
-        raise ExportError(f"source {spec!r}", "not understood", "give package.module:factory, zoo:NAME or a path ending in .onnx")
+    if not colon or not name or not all(part.isidentifier() for part in module_name.split(".")):
+        raise ExportError(f"source {spec!r}", "not understood", _way_out(module_name))
     with _current_directory_on_path():
         try:
             module = importlib.import_module(module_name)
@@ -165,8 +165,17 @@ def _factory(spec: str) -> Any:
         if factory is None:
             raise ExportError(spec, f"module {module_name} has no {name}", "check the name of the factory")
     if not callable(factory):
-        raise ExportError(spec, f"{name} is a {type(factory).__name__}, not callable", "name a function or a class that builds the model")
+        raise ExportError(spec, f"{name} is {type(factory).__name__}, not callable", "name a function or a class that builds the model")
     return factory
+
+
+def _way_out(name: str) -> str:
+    """What to write instead of a source whose module has this name."""
+    if name.endswith(".py") or "/" in name:
+        folder, _, file = name.removesuffix(".py").rpartition("/")
+        where = "" if folder in ("", ".") else f" in the folder {folder}"
+        return f"write {file}:factory{where}, with the name of the function that builds the model"
+    return "give package.module:factory, zoo:NAME or a path ending in .onnx"
 
 
 @contextlib.contextmanager

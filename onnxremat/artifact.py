@@ -26,7 +26,7 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from .errors import ArtifactError
+from .errors import ArtifactError, UsageError
 from .exporters import InputSpec
 from .optimizers import Optimizer
 from .runtime.cuda import Cuda
@@ -48,6 +48,21 @@ OFFSETS = "offsets.json"
 ARENA_CLAIM = "arena_claim.onnx"
 #: A checkpoint that no runtime is needed to read.
 PORTABLE_CHECKPOINT = "checkpoint.safetensors"
+#: Tables of a manifest, and entries that they have at least.
+_TABLES = {
+    "files": (),
+    "roles": ("loss", "outputs", "trainable", "frozen", "state"),
+    "memory": ("budget_bytes", "resident", "resident_bytes", "arena_bytes", "peak_predicted_bytes", "peak_unscheduled_bytes"),
+    "time": ("costs", "seconds_unscheduled", "seconds_predicted", "seconds_lower_bound", "solve_seconds"),
+    "plan": ("strategy", "recomputed_ops", "swapped_tensors"),
+    "source": (),
+    "optimizer": ("name",),
+}
+#: Patterns of the names of all files that an artifact may have.
+ARTIFACT_FILES = (
+    *(TRAINING, UNSCHEDULED, EVAL, "optimizer_*.onnx", "*.onnx.data", ARENA_CLAIM),
+    *(f"{CHECKPOINT}*", PROBLEM, PLAN, MANIFEST, REPORT, PARTITION, OFFSETS),
+)
 #: Models with more constant bytes than this keep them in a file beside: protobuf ends at 2 GiB.
 _EXTERNAL_BYTES = 1_000_000_000
 
@@ -86,16 +101,23 @@ class Artifact:
             raise ArtifactError(
                 f"{folder / MANIFEST} has format {manifest.get('format')} {manifest.get('version')}; this onnxremat reads {FORMAT} {VERSION}"
             )
-        lacking = [key for key in ("files", "roles", "memory", "plan", "inputs", "labels", "optimizer") if key not in manifest]
-        if lacking:
-            raise ArtifactError(f"{folder / MANIFEST} is damaged (it has no '{lacking[0]}'): compile again")
+        for key, entries in _TABLES.items():
+            whole = isinstance(manifest.get(key), dict)
+            lacking = next((f"{key}.{entry}" for entry in entries if entry not in manifest[key]), None) if whole else key
+            if lacking:
+                raise ArtifactError(f"{folder / MANIFEST} is damaged (it has no '{lacking}'): compile again")
         for name, digest in manifest["files"].items():
             file = folder / name
             if not file.is_file():
                 raise ArtifactError(f"{folder} is not whole: {name} is missing; compile again")
             if _digest(file) != digest:
                 raise ArtifactError(f"{file} is not what the manifest says (its hash differs): compile again")
-        return cls(folder, manifest)
+        found = cls(folder, manifest)
+        try:
+            _ = (found.inputs, found.labels, found.optimizer, found.target, int(manifest["threads"]))
+        except (KeyError, TypeError, ValueError, AttributeError, UsageError) as error:
+            raise ArtifactError(f"{folder / MANIFEST} is damaged ({error}): compile again") from error
+        return found
 
     @cached_property
     def plan(self) -> Plan:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -9,9 +11,12 @@ from typing import Any
 
 from . import __version__
 from .console import print_json
-from .errors import BudgetInfeasible, OnnxRematError, explain
+from .errors import ERROR, BudgetInfeasible, OnnxRematError, explain
 
 __all__ = ["build_parser", "main"]
+
+#: Who reads the results has stopped to, as ``head`` does: what a shell calls a program that SIGPIPE ended.
+_BROKEN_PIPE = 141
 
 
 def build_parser() -> Any:
@@ -35,7 +40,15 @@ def build_parser() -> Any:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code (0 ok, 1 error, 2 usage, 3 budget infeasible, 4 verification failed)."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    if sys.stderr is None:  # closed by the caller
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    try:
+        return _delivered(_main(list(sys.argv[1:] if argv is None else argv)))
+    except SystemExit as ended:  # after --help and --version
+        raise SystemExit(_delivered(int(ended.code or 0))) from None
+
+
+def _main(arguments: list[str]) -> int:
     debug, as_json = "--debug" in arguments, "--json" in arguments
     try:
         options = build_parser().parse_args(arguments)
@@ -49,11 +62,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OnnxRematError as error:
         return _fail(error, error.exit_code, debug, as_json, {})
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)  # noqa: T201
-        return 130
+        return _fail(OnnxRematError("interrupted"), 128 + signal.SIGINT, False, as_json, {})
+    except BrokenPipeError:
+        return _BROKEN_PIPE
     except Exception as error:
         code, message = explain(error)
         return _fail(message, code, debug, as_json, {}, error)
+
+
+def _delivered(code: int) -> int:
+    """The exit code, once all results have left; another one where stdout takes no more."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries again at its end
+        if isinstance(error, BrokenPipeError):
+            return _BROKEN_PIPE
+        print(f"onnxremat: can't write to stdout: {error.strerror}", file=sys.stderr)  # noqa: T201
+        return ERROR
+    return code
 
 
 def _fail(error: Exception, code: int, debug: bool, as_json: bool, extra: dict[str, Any], cause: Exception | None = None) -> int:

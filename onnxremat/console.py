@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
 
 def print_json(data: Any) -> None:
-    """One JSON object on a line of its own."""
-    print(json.dumps(data))  # noqa: T201
+    """One JSON object on a line of its own; a number that JSON has no form for, such as a loss that is not finite, is null."""
+    print(json.dumps(_finite(data), allow_nan=False))  # noqa: T201
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def say(text: str) -> None:

@@ -66,7 +66,7 @@ def explain(error: Exception) -> tuple[int, Exception]:
     if type(error).__module__.startswith("onnxremat."):
         return ERROR, error  # exporters and scheduler have one-line errors of their own
     if isinstance(error, OSError):
-        return ERROR, OnnxRematError(f"{error.filename or 'file'}: {error.strerror or error}")
+        return ERROR, OnnxRematError(f"{error.filename or 'reading or writing failed'}: {error.strerror or error}")
     if isinstance(error, MemoryError):
         return ERROR, OnnxRematError("out of memory while compiling: use a smaller batch, or a machine with more memory")
     return ERROR, OnnxRematError(

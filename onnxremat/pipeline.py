@@ -31,6 +31,7 @@ from .exporters import ForwardGraph, InputSpec, Loss, build_module, export_torch
 from .exporters.sources import Feeds, source_feeds
 from .files import whole_folder, write_json
 from .fit import OPTIMIZER_BYTES, Scheduled, Search, fit_arena_alone, lowered, needed, schedule_unscheduled
+from .limits import LARGEST_SEED, MOST_THREADS, require_seconds, require_whole
 from .nchwc import NCHWC, resolve_layout
 from .optimizers import LEARNING_RATE, STEP, Optimizer, optimizer_models
 from .problem import Costs, scheduling_problem
@@ -83,6 +84,9 @@ class Request:
         verify: check the numbers when done.
         swap: which tensors may be swapped, and where to.
         cuda: the GPU to train on; None for the CPU.
+
+    Raises:
+        UsageError: a number is outside what it may be.
     """
 
     source: str
@@ -104,6 +108,12 @@ class Request:
     verify: bool = True
     swap: Swap = field(default_factory=Swap)
     cuda: Cuda | None = None
+
+    def __post_init__(self) -> None:
+        require_seconds("a time limit", self.time_limit)
+        require_whole("a work limit", 0 if self.work_limit is None else self.work_limit)
+        require_whole("a seed", self.seed, most=LARGEST_SEED)
+        require_whole("a number of threads", self.threads, most=MOST_THREADS)
 
     @property
     def provider(self) -> str:
@@ -216,7 +226,7 @@ def compile_graphs(
     progress("deriving the backward graph")
     optimizer = replace(request.optimizer, kernels=target.training_package)
     training = build_training_graph(forward, optimizer, resolve_layout(request.conv_layout, NCHWC in target.domains), target)
-    with whole_folder(output) as staging:
+    with whole_folder(output, files.ARTIFACT_FILES) as staging:
         reference = lay_out(training.model, target) if target.tokens else training.model
         save_model(reference, staging / files.UNSCHEDULED)
         costs = node_costs(training, staging / files.UNSCHEDULED, request, progress)

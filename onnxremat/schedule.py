@@ -16,6 +16,7 @@ from .fit import (
     fit,
     lowered,
     needed,
+    needed_budget,
     schedule_unscheduled,
     slack,
     squeezed,
@@ -77,7 +78,7 @@ def schedule(
     if planning.find() is None and planning.without is None:
         # The unscheduled step is a plan as well.
         smallest = min(planning.smallest, needed(problem, schedule_unscheduled(problem)))
-        raise _infeasible(problem, budget, max(smallest, budget + 1), planning.proven)
+        raise _infeasible(problem, budget, max(smallest, budget + 1), max(planning.proven, needed_budget(problem, 0)))
     found = min((s for s in (planning.improve(), planning.without) if s is not None), key=lambda s: s.plan.seconds)
     bound = lower_bound(problem, budget, 0.0 if interruption.asked else planning.bound_seconds)
     # What exceeds a plan that runs can only be the solver's rounding.

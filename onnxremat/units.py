@@ -9,10 +9,13 @@ from .errors import UsageError
 
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 
+#: Longer ones are slips of a finger.
+_NUMBER = r"[0-9]{1,18}(?:\.[0-9]+)?"
+
 
 def parse_bytes(text: str) -> int:
     """``"512MiB"`` -> 536870912. Accepts B, KiB, MiB, GiB, TiB and the decimal kB, MB, GB, TB; raises UsageError."""
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    match = re.fullmatch(rf"\s*({_NUMBER})\s*([A-Za-z]*)\s*", text)
     unit = _UNITS.get(match.group(2).lower()) if match else None
     if match is None or unit is None:
         raise UsageError(f"'{text}' is not a size: write a number with a unit, such as 512MiB or 1.5GiB")
@@ -48,7 +51,7 @@ class Budget:
         """``"512MiB"``, ``"60%"`` or ``"min"``; raises UsageError for anything else, and for activation budgets that are a size."""
         if text.strip() == "min":
             return cls(0.0, smallest=True)
-        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*", text)
+        match = re.fullmatch(rf"\s*({_NUMBER})\s*%\s*", text)
         if match:
             share = float(match.group(1)) / 100
             if not share > 0:
@@ -56,7 +59,10 @@ class Budget:
             return cls(share, relative=True, activations_only=activations_only)
         if activations_only:
             raise UsageError(f"--activation-budget takes a percentage such as 50%, or min, not '{text}'; use --budget for a size")
-        size = parse_bytes(text)
+        try:
+            size = parse_bytes(text)
+        except UsageError as error:
+            raise UsageError(f"'{text}' is not a budget: write a size such as 512MiB, a share such as 60%, or min") from error
         if size == 0:
             raise UsageError(f"a budget of '{text}' leaves no memory: give a positive size")
         return cls(size)

@@ -34,6 +34,9 @@ FORMAT, VERSION = "onnxremat-problem", 1
 def write_json(data: object, path: str | Path) -> None:
     """Write JSON to a temporary file beside ``path`` and rename it, so that a reader sees the old file or the whole new one."""
     path = Path(path)
+    if path.exists() and not path.is_file():  # /dev/stdout, a pipe: no place for another file
+        path.write_text(json.dumps(data, allow_nan=False, separators=(",", ":")) + "\n", encoding="utf-8")
+        return
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import importlib
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,12 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxremat import Artifact
+from onnxremat import compile as compile_
 from onnxremat.artifact import TRAINING
 from onnxremat.cli import main
+from onnxremat.errors import UsageError
 
-from .factories import CNN_INPUT, CNN_LABEL, MLP_INPUT, MLP_LABEL, alter_model
+from .factories import CNN_INPUT, CNN_LABEL, MLP_INPUT, MLP_LABEL, ROOT, alter_model
 
 MLP = ["tests.factories:tiny_mlp", "--input", MLP_INPUT, "--label", MLP_LABEL, "--loss", "cross_entropy", "--costs", "analytic"]
 QUICK = ["--budget", "32MiB", "--time-limit", "2", "--no-verify", "--quiet"]
@@ -36,7 +41,7 @@ def _json(capsys: Capture, *arguments: str, code: int = 0) -> dict[str, Any]:
     assert main([*arguments, "--json"]) == code
     out = capsys.readouterr().out
     assert out.endswith("\n") and out.count("\n") == 1
-    found = json.loads(out)
+    found = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert isinstance(found, dict)
     return found
 
@@ -102,12 +107,36 @@ def test_compile_run_inspect_verify_plan(capsys: Capture, tmp_path: Path) -> Non
         assert "budget" in captured.out and captured.err == ""
 
 
-def test_compile_replaces_an_older_artifact(capsys: Capture, tmp_path: Path) -> None:
-    (tmp_path / "made").mkdir()
-    (tmp_path / "made" / "old.txt").write_text("old", encoding="utf-8")
-    _json(capsys, "compile", *MLP, *QUICK, "-o", str(tmp_path / "made"))
-    assert not (tmp_path / "made" / "old.txt").exists()
-    assert [p.name for p in tmp_path.iterdir()] == ["made"]
+def test_compile_replaces_an_older_artifact_and_nothing_else(capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    made.mkdir()
+    (tmp_path / "link").symlink_to(made)
+    for update in ("separate", "fused"):  # into the empty folder, then over the artifact, of which fewer files are left
+        _json(capsys, "compile", *MLP, *QUICK, "-o", str(tmp_path / "link"), "--update", update)
+        assert Artifact.load(made).manifest["update"] == update
+        assert (made / "optimizer_model.onnx").exists() == (update == "separate")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "made"] and (tmp_path / "link").is_symlink()
+
+    (made / "notes.txt").write_text("mine", encoding="utf-8")
+    before = {p.name: p.read_bytes() for p in made.iterdir()}
+    assert "'notes.txt' in it was not written by onnxremat" in _fails(capsys, 1, "compile", *MLP, *QUICK[:-1], "-o", str(made))
+    assert {p.name: p.read_bytes() for p in made.iterdir()} == before
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    assert "is there already and no folder" in _fails(capsys, 1, "compile", *MLP, *QUICK[:-1], "-o", str(tmp_path / "file"))
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert "is the current folder" in _fails(capsys, 1, "compile", *MLP, *QUICK[:-1], "-o", ".")
+
+
+def test_a_saved_state_does_not_replace_the_artifact(capsys: Capture, mlp_artifact: Artifact, tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    shutil.copytree(mlp_artifact.path, folder)
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+    assert "was not written" in _fails(capsys, 1, "run", str(folder), "--steps", "1", "--uncapped", "--save", str(folder))
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+    for _ in range(2):  # a state may be replaced by the next one
+        _json(capsys, "run", str(folder), "--steps", "1", "--uncapped", "--save", str(tmp_path / "state"))
 
 
 def test_verify(capsys: Capture, cnn_artifact: Artifact) -> None:
@@ -213,7 +242,7 @@ def test_plan_with_an_infeasible_budget(capsys: Capture, mlp_artifact: Artifact)
         (["compile", *MLP[:1], "--input", MLP_INPUT], 1, "loss"),
         (["compile", *MLP, "--budget", "20MiB", "--activation-budget", "50%"], 2, "not both"),
         (["compile", *MLP, "--activation-budget", "20MiB"], 2, "percentage"),
-        (["compile", *MLP, "--budget", "lots"], 2, "'lots' is not a size"),
+        (["compile", *MLP, "--budget", "lots"], 2, "'lots' is not a budget"),
         (["compile", *MLP, "--budget", "0%"], 2, "0%"),
         (["compile", *MLP, "--budget", "32MiB", "--strategy", "guess"], 2, "guess"),
         (["compile", *MLP, "--momentum", "0.9"], 2, "adamw has no momentum"),
@@ -270,6 +299,24 @@ def test_damaged_artifacts(capsys: Capture, mlp_artifact: Artifact, tmp_path: Pa
     assert "is damaged" in _fails(capsys, 1, "inspect", str(bad))
 
 
+@pytest.mark.parametrize(
+    ("key", "content"),
+    [
+        *(("inputs", content) for content in (["x"], 3)),
+        *(("optimizer", content) for content in ({"nam": 1}, {"name": "adamw", "nam": 1}, {"name": "adagrad"})),
+        *(("memory", content) for content in ({}, [])),
+        *((key, []) for key in ("roles", "plan", "time", "files", "source")),
+        ("target", "another"),
+        ("threads", "many"),
+    ],
+)
+def test_a_manifest_that_was_edited(capsys: Capture, mlp_artifact: Artifact, tmp_path: Path, key: str, content: Any) -> None:
+    shutil.copytree(mlp_artifact.path, tmp_path / "bad")
+    (tmp_path / "bad" / "manifest.json").write_text(json.dumps(mlp_artifact.manifest | {key: content}), encoding="utf-8")
+    for command in ("run", "verify", "inspect"):
+        assert "manifest.json is damaged (" in _fails(capsys, 1, command, str(tmp_path / "bad"))
+
+
 def test_bad_runs(capsys: Capture, mlp_artifact: Artifact, tmp_path: Path) -> None:
     folder = str(mlp_artifact.path)
     np.savez(tmp_path / "short.npz", x=np.zeros((3, 12), np.float32), labels=np.zeros(3, np.int64))
@@ -280,6 +327,13 @@ def test_bad_runs(capsys: Capture, mlp_artifact: Artifact, tmp_path: Path) -> No
     assert "must have the arrays x, labels" in _fails(capsys, 2, "run", folder, "--uncapped", "--data", str(tmp_path / "lacks.npz"))
 
 
+def test_a_loss_that_is_not_finite_is_null(capsys: Capture, mlp_artifact: Artifact, tmp_path: Path) -> None:
+    """JSON has no NaN."""
+    np.savez(tmp_path / "d.npz", x=np.full((8, 12), np.nan, np.float32), labels=np.zeros(8, np.int64))
+    found = _json(capsys, "run", str(mlp_artifact.path), "--steps", "2", "--uncapped", "--quiet", "--data", str(tmp_path / "d.npz"))
+    assert found["losses"] == [None, None]
+
+
 def test_run_on_a_data_file(capsys: Capture, mlp_artifact: Artifact, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 4, 64)
@@ -287,6 +341,66 @@ def test_run_on_a_data_file(capsys: Capture, mlp_artifact: Artifact, tmp_path: P
     np.savez(tmp_path / "d.npz", x=x, labels=labels)
     found = _json(capsys, "run", str(mlp_artifact.path), "--steps", "40", "--uncapped", "--quiet", "--data", str(tmp_path / "d.npz"))
     assert found["losses"][-1] < 0.3 * found["losses"][0]
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "values"),
+    [
+        ("compile", "--time-limit", ("-1", "nan", "inf", "soon")),
+        ("plan", "--time-limit", ("-1",)),
+        ("pareto", "--time-limit", ("-1",)),
+        ("maxbatch", "--time-limit", ("nan",)),
+        ("zoo compile", "--time-limit", ("-1",)),
+        ("zoo compile", "--timeout", ("-1", "nan")),
+        ("zoo compile", "--jobs", ("0", "1.5")),
+        ("compile", "--seed", ("-1", "99999999999999999999999", "x")),
+        *((command, "--seed", ("-1", str(2**32))) for command in ("export", "plan", "run", "verify", "pareto", "maxbatch")),
+        *((command, "--threads", ("-1", "999999")) for command in ("compile", "run", "zoo compile", "pareto", "maxbatch")),
+        ("run", "--steps", ("0", "-1", "many")),
+        ("verify", "--steps", ("0",)),
+        ("run", "--accumulate", ("0",)),
+        ("run", "--warmup", ("-1",)),
+        ("compile", "--work-limit", ("-1",)),
+        ("pareto", "--points", ("1",)),
+    ],
+)
+def test_numbers_outside_their_limits(capsys: Capture, command: str, option: str, values: tuple[str, ...]) -> None:
+    for value in values:
+        line = _fails(capsys, 2, *command.split(), option, value)
+        assert f"argument {option}: " in line and value in line and f"see onnxremat {command} --help" in line
+
+
+def test_numbers_outside_their_limits_from_python(tmp_path: Path) -> None:
+    for fields in ({"time_limit": -1}, {"time_limit": float("nan")}, {"seed": -1}, {"seed": 2**32}, {"threads": -1}, {"work_limit": -1}):
+        with pytest.raises(UsageError, match=f"not {next(iter(fields.values()))}"):
+            compile_("tests.factories:tiny_mlp", tmp_path / "a", **fields)
+
+
+def test_options_have_one_name(capsys: Capture) -> None:
+    """Else ``--js`` would print JSON, but not where the command fails."""
+    assert "unrecognized arguments: --js; see onnxremat zoo list --help" in _fails(capsys, 2, "zoo", "list", "--js")
+
+
+@pytest.mark.parametrize("arguments", [["zoo", "list"], ["zoo", "list", "--only", "squeezenet"]])
+def test_nobody_reads_the_results(arguments: list[str]) -> None:
+    program = [sys.executable, "-m", "onnxremat", *arguments]
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(program, stdout=writer, stderr=subprocess.PIPE, cwd=ROOT, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, cwd=ROOT, check=False)
+    assert done.returncode == 1 and done.stderr.startswith(b"onnxremat: ") and done.stderr.endswith(b": No space left on device\n")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_ctrl_c_is_json_too(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("onnxremat.commands.zoo.load_zoo", interrupt)
+    assert _json(capsys, "zoo", "list", code=130) == {"error": "interrupted", "exit_code": 130}
 
 
 def test_usage(capsys: Capture) -> None:
@@ -312,7 +426,7 @@ def test_debug_shows_the_traceback(capsys: Capture, tmp_path: Path) -> None:
 @pytest.mark.parametrize("writer", ["onnx_ir.save", "onnx.save", "onnxremat.files.write_text"])
 def test_a_full_disk_leaves_nothing(capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, writer: str) -> None:
     (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "old.txt").write_text("old", encoding="utf-8")
+    (tmp_path / "a" / "manifest.json").write_text("old", encoding="utf-8")
 
     def full(*arguments: Any, **options: Any) -> None:
         for argument in arguments:
@@ -324,7 +438,7 @@ def test_a_full_disk_leaves_nothing(capsys: Capture, monkeypatch: pytest.MonkeyP
     line = _fails(capsys, 1, "compile", *MLP, "--budget", "32MiB", "--time-limit", "2", "--no-verify", "-o", str(tmp_path / "a"))
     assert "No space left on device" in line and str(tmp_path / "a") in line
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
-    assert [p.name for p in (tmp_path / "a").iterdir()] == ["old.txt"], "what was there before is there still"
+    assert [p.name for p in (tmp_path / "a").iterdir()] == ["manifest.json"], "what was there before is there still"
 
 
 def test_an_export_into_a_missing_folder(capsys: Capture, tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -132,11 +135,11 @@ def test_a_bad_instance_is_refused_in_one_line(capsys: Capture, tmp_path: Path, 
     ("arguments", "code", "message"),
     [
         (["--strategy", "magic"], 2, "there is no strategy 'magic'"),
-        (["--time-limit", "-1"], 1, "time limit must be"),
-        (["--time-limit", "nan"], 1, "time limit must be"),
+        (["--time-limit", "-1"], 2, "--time-limit: it must be"),
+        (["--time-limit", "nan"], 2, "--time-limit: it must be"),
         (["--budget", "-5MiB"], 2, "expected one argument"),
         (["--budget", "0%"], 2, "leaves no memory"),
-        (["--budget", "nan%"], 2, "is not a size"),
+        (["--budget", "nan%"], 2, "is not a budget"),
         (["--input", "x=2x3"], 1, "--input"),
     ],
 )
@@ -167,4 +170,17 @@ def test_a_work_limit_is_kept_and_judged(capsys: Capture, instance: Path, tmp_pa
         sequences.append(json.loads(path.read_text(encoding="utf-8")))
     assert sequences[0] == sequences[1]
     assert main(["plan", str(instance), "--work-limit", "few"]) == 2
-    assert "'few' is not a number of moves" in capsys.readouterr().err
+    assert "'few' is not a whole number" in capsys.readouterr().err
+
+
+def test_a_plan_goes_to_a_pipe(tmp_path: Path) -> None:
+    """What is there and no file is written to, not replaced."""
+    path, pipe = tmp_path / "chain.json", tmp_path / "pipe"
+    path.write_text(json.dumps({"name": "chain", "ops": [{"cost": 1, "bytes": 1, "inputs": []}]}), encoding="utf-8")
+    os.mkfifo(pipe)
+    read = threading.Thread(target=lambda: got.append(pipe.read_text(encoding="utf-8")))
+    got: list[str] = []
+    read.start()
+    assert main(["plan", str(path), "--time-limit", "1", "-q", "--save-sequence", str(pipe)]) == 0
+    read.join(10)
+    assert json.loads(got[0]) == [0] and stat.S_ISFIFO(pipe.stat().st_mode)

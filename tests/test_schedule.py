@@ -10,7 +10,7 @@ import pytest
 
 from onnxremat import schedule as schedule_module
 from onnxremat.errors import BudgetInfeasible
-from onnxremat.fit import Scheduled, Search, needed_budget, schedule_unscheduled
+from onnxremat.fit import OPTIMIZER_BYTES, Scheduled, Search, needed_budget, schedule_unscheduled
 from onnxremat.placement import UNLIMITED, bookkeeping_bytes, capacity_within, place
 from onnxremat.progress import Interruption
 from onnxremat.schedule import schedule, schedule_smallest
@@ -57,6 +57,14 @@ def test_the_budget_that_an_error_names_suffices(seed: int, fixed: bool) -> None
         schedule(problem, problem.resident_bytes + 12 * MIB, search)
     budget = refused.value.minimum_budget_bytes
     _check(problem, schedule(problem, budget, search), budget)
+
+
+def test_a_small_step_is_told_that_the_arena_is_the_limit() -> None:
+    """No arena is smaller than what the optimizer's slices take, however little the step holds."""
+    problem = chain(4, size=1000)
+    with pytest.raises(BudgetInfeasible, match=r"no plan can take less than 4\.\d MiB") as refused:
+        schedule(problem, 2 * MIB, QUICK)
+    assert schedule_unscheduled(problem).peak_bytes < 2 * MIB < OPTIMIZER_BYTES < refused.value.minimum_budget_bytes < 5 * MIB
 
 
 @pytest.mark.parametrize("strategy", ["keep_all", "chen_sqrt", "swap_only"])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ..limits import LARGEST_SEED, MOST_THREADS, require_seconds, require_whole
 from ..targets import PROVIDERS
 
 if TYPE_CHECKING:
@@ -19,10 +21,14 @@ __all__ = [
     "planning_options",
     "running_options",
     "search_options",
+    "seconds",
+    "seed",
     "spilling_options",
     "step_settings",
     "swapping_options",
+    "threads",
     "training_options",
+    "whole_number",
 ]
 
 STRATEGIES = (
@@ -33,17 +39,46 @@ STRATEGIES = (
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are ours."""
+    """A parser whose errors are ours, and which takes options by their full names only."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As of the base class, but what is unknown is told here, where the command is known; raises UsageError."""
+        options, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return options, rest
 
     def error(self, message: str) -> Any:
         """Raises UsageError."""
         raise UsageError(f"{message}; see {self.prog} --help")
 
 
-def _moves(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of moves")
-    return int(text)
+def whole_number(least: int = 0, most: int | None = None) -> Callable[[str], int]:
+    """The type of an option that takes a whole number within limits."""
+    return _type(int, "whole number", lambda number: require_whole("it", number, least, most))
+
+
+def _type(convert: Callable[[str], Any], name: str, require: Callable[[Any], None]) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            number = convert(text)
+            require(number)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"'{text}' is not a {name}") from None
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        return number
+
+    return read
+
+
+#: The type of an option that takes a time limit.
+seconds = _type(float, "number of seconds", lambda number: require_seconds("it", number))
+#: Types of options that several commands have.
+seed, threads = whole_number(most=LARGEST_SEED), whole_number(most=MOST_THREADS)
 
 
 def common_options() -> Parser:
@@ -72,7 +107,7 @@ def model_options() -> Parser:
     parser.add_argument(
         "--loss", metavar="NAME[:OPTION=VALUE,...]", help="cross_entropy, mse, l1, bce_with_logits; left out, the model's own scalar output"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the factory's weights and of planning (default 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="of the factory's weights and of planning (default 0)")
     parser.add_argument("--freeze", action="append", default=[], metavar="PATTERN", help="parameters not to train, such as 'backbone.*'; repeatable")
     parser.add_argument(
         "--train-mode", action="store_true", help="of a .onnx file: turn inference BatchNormalization and Dropout into their training forms"
@@ -95,10 +130,10 @@ def search_options() -> Parser:
     """How to plan."""
     parser = Parser(add_help=False)
     parser.add_argument("--strategy", default="auto", help=STRATEGIES)
-    parser.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS", help="that planning may take; of all, each (default 60)")
+    parser.add_argument("--time-limit", type=seconds, default=60.0, metavar="SECONDS", help="that planning may take; of all, each (default 60)")
     parser.add_argument(
         "--work-limit",
-        type=_moves,
+        type=whole_number(),
         metavar="MOVES",
         help="that auto's search makes on each of two cores; the plan then depends on it and the seed alone where the time suffices",
     )
@@ -151,7 +186,7 @@ def training_options(costs: str = "measured") -> Parser:
         default="separate",
         help="fused: each parameter is updated as soon as its gradient is complete, which is not kept (default separate)",
     )
-    parser.add_argument("--threads", type=int, default=0, help="intra-op threads of the training; 0 is ONNX Runtime's default")
+    parser.add_argument("--threads", type=threads, default=0, help="intra-op threads of the training; 0 is ONNX Runtime's default")
     parser.add_argument(
         "--costs",
         choices=("measured", "analytic"),

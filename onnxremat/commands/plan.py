@@ -8,7 +8,7 @@ from typing import Any
 
 from ..console import print_json, progress, say, table
 from ..errors import OK
-from .options import planning_options, swapping_options
+from .options import planning_options, seed, swapping_options
 
 
 def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -18,7 +18,7 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     plan.add_argument("file", metavar="FILE", type=Path, help="a problem (.json), a training graph (.onnx), or an artifact folder")
     plan.add_argument("--input", action="append", default=[], metavar="NAME=SHAPE[:DTYPE]", help="pins the dynamic dimensions of a graph's input")
-    plan.add_argument("--seed", type=int, default=0)
+    plan.add_argument("--seed", type=seed, default=0, help="of planning (default 0)")
     plan.add_argument("-o", "--output", metavar="FILE.json", type=Path, help="write the plan here")
     plan.add_argument("--save-sequence", metavar="FILE.json", type=Path, help="write the list of op indices in the order they run")
     plan.set_defaults(run=_plan)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..console import print_json, progress, say, table
-from ..errors import OK, VERIFICATION_FAILED, UsageError
+from ..errors import OK, VERIFICATION_FAILED
 from ..units import format_bytes
-from .options import running_options, spilling_options
+from .options import running_options, seed, spilling_options, threads, whole_number
 from .shown import verdict
 
 
@@ -20,7 +20,7 @@ def add_parsers(commands: Any, common: argparse.ArgumentParser) -> None:
         "run", parents=[common, spilling_options(), running_options()], help="train for some steps; loss, time and measured peak of the same run"
     )
     run.add_argument("artifact", metavar="DIR", type=Path)
-    run.add_argument("--steps", type=int, default=10, help="default 10")
+    run.add_argument("--steps", type=whole_number(1), default=10, help="default 10")
     run.add_argument("--data", metavar="FILE.npz", type=Path, help="an array for each input and label, samples first; left out, random data")
     run.add_argument(
         "--partial",
@@ -30,11 +30,13 @@ def add_parsers(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--lr", type=float, default=None, metavar="RATE", help="learning rate (default: the artifact's)")
     run.add_argument("--lr-schedule", choices=("constant", "linear", "cosine"), default="constant", help="how the rate falls over the steps")
-    run.add_argument("--warmup", type=int, default=0, metavar="STEPS", help="over which the rate rises at first (default 0)")
-    run.add_argument("--accumulate", type=int, default=1, metavar="N", help="batches whose gradients are averaged for one step (default 1)")
+    run.add_argument("--warmup", type=whole_number(), default=0, metavar="STEPS", help="over which the rate rises at first (default 0)")
+    run.add_argument(
+        "--accumulate", type=whole_number(1), default=1, metavar="N", help="batches whose gradients are averaged for one step (default 1)"
+    )
     run.add_argument("--clip-grad-norm", type=float, default=None, metavar="NORM", help="scale gradients down to this norm (default: the artifact's)")
-    run.add_argument("--threads", type=int, default=None, help="intra-op threads (default: the artifact's)")
-    run.add_argument("--seed", type=int, default=None, help="of dropout masks and random data (default: masks differ from run to run)")
+    run.add_argument("--threads", type=threads, default=None, help="intra-op threads (default: the artifact's)")
+    run.add_argument("--seed", type=seed, default=None, help="of dropout masks and random data (default: masks differ from run to run)")
     run.add_argument("--save", metavar="DIR", type=Path, help="write the trained state here")
     run.add_argument("--uncapped", action="store_true", help="do not hold the step within the plan's memory")
     run.set_defaults(run=_run)
@@ -45,8 +47,8 @@ def add_parsers(commands: Any, common: argparse.ArgumentParser) -> None:
         help="compare an artifact with its unscheduled step, bit for bit, and with torch",
     )
     verify.add_argument("artifact", metavar="DIR", type=Path)
-    verify.add_argument("--steps", type=int, default=3, help="default 3")
-    verify.add_argument("--seed", type=int, default=0, help="of batches and dropout masks (default 0)")
+    verify.add_argument("--steps", type=whole_number(1), default=3, help="default 3")
+    verify.add_argument("--seed", type=seed, default=0, help="of batches and dropout masks (default 0)")
     verify.set_defaults(run=_verify)
 
 
@@ -67,12 +69,7 @@ def _run(options: argparse.Namespace) -> int:
     from ..runtime.run import file_batches, make_trainer, run_artifact
     from ..runtime.trainer import random_batches
 
-    if options.steps < 1:
-        raise UsageError(f"--steps must be at least 1, not {options.steps}")
-    if options.accumulate < 1:
-        raise UsageError(f"--accumulate must be at least 1, not {options.accumulate}")
     artifact = Artifact.load(options.artifact)
-    threads = int(artifact.manifest["threads"]) if options.threads is None else options.threads
     batches = file_batches(options.data, [*artifact.inputs, *artifact.labels], options.partial, options.seed or 0) if options.data else None
     if batches is None and options.seed is not None:
         batches = random_batches([*artifact.inputs, *artifact.labels], options.seed)
@@ -80,7 +77,7 @@ def _run(options: argparse.Namespace) -> int:
     trainer = make_trainer(
         artifact,
         _cuda(artifact, options),
-        threads=threads,
+        threads=int(artifact.manifest["threads"]) if options.threads is None else options.threads,
         capped=not options.uncapped,
         seed=options.seed,
         schedule=rate_schedule(options.lr_schedule, rate, options.steps, options.warmup),

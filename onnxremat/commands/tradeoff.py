@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..console import columns, print_json, progress, say
 from ..errors import OK, UsageError
 from ..units import format_bytes, parse_bytes
-from .options import running_options, step_settings, swapping_options, training_options
+from .options import running_options, seconds, step_settings, swapping_options, training_options, whole_number
 
 if TYPE_CHECKING:
     from ..fit import Search
@@ -30,7 +30,7 @@ def add_parsers(commands: Any, common: argparse.ArgumentParser, model: argparse.
         "pareto", parents=[common, model, training_options(), *step], help="time against budget, from 100 %% down to the minimum"
     )
     pareto.add_argument("--strategy", default="all", metavar="NAME,...", help="the strategies to compare (default all)")
-    pareto.add_argument("--points", type=int, default=6, metavar="N", help="budgets from 100 %% to the smallest found (default 6)")
+    pareto.add_argument("--points", type=whole_number(2), default=6, metavar="N", help="budgets from 100 %% to the smallest found (default 6)")
     pareto.add_argument("-o", "--output", metavar="FILE.svg|FILE.png", type=Path, action="append", default=[], help="a picture; repeatable")
     _add_time_limit(pareto)
     pareto.set_defaults(run=_pareto)
@@ -49,7 +49,7 @@ def add_parsers(commands: Any, common: argparse.ArgumentParser, model: argparse.
 
 
 def _add_time_limit(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--time-limit", type=float, default=10.0, metavar="SECONDS", help="of planning, each time (default 10)")
+    parser.add_argument("--time-limit", type=seconds, default=10.0, metavar="SECONDS", help="of planning, each time (default 10)")
 
 
 def _request(options: argparse.Namespace, strategy: str) -> Request:
@@ -106,8 +106,6 @@ def _pareto(options: argparse.Namespace) -> int:
     from ..tradeoff.pareto import pareto
     from ..tradeoff.picture import check_picture, save_picture
 
-    if options.points < 2:
-        raise UsageError(f"--points must be at least 2, not {options.points}")
     for path in options.output:
         check_picture(path)
     names = options.strategy.split(",")

@@ -11,7 +11,7 @@ from typing import Any
 from ..console import columns, print_json, say
 from ..errors import OK, UsageError
 from ..models.zoo import ManifestError, ZooEntry, load_zoo, read_manifest
-from .options import running_options, search_options, step_settings, swapping_options, training_options
+from .options import running_options, search_options, seconds, step_settings, swapping_options, training_options, whole_number
 
 __all__ = ["add_parser"]
 
@@ -35,11 +35,11 @@ def add_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     compile_.add_argument("--activation-budget", action="append", default=[], metavar="PERCENT,...", help="such as 70%%,50%%; repeatable")
     compile_.add_argument("--or-min", action="store_true", help="where a budget is infeasible, compile for the smallest one found")
     compile_.add_argument("-o", "--output", required=True, metavar="DIR", type=Path, help="artifacts, results and index go here")
-    compile_.add_argument("--jobs", type=int, default=1, metavar="N", help="at a time, on this machine (default 1)")
+    compile_.add_argument("--jobs", type=whole_number(1), default=1, metavar="N", help="at a time, on this machine (default 1)")
     compile_.add_argument("--scheduler-address", metavar="ADDRESS", help="of a dask scheduler, whose workers run the jobs and share DIR")
     compile_.add_argument("--resume", action="store_true", help="go on with what an earlier run left in DIR")
     compile_.add_argument("--keep-going", action="store_true", help="start further jobs after one has failed")
-    compile_.add_argument("--timeout", type=float, metavar="SECONDS", help="of a job; left out, none")
+    compile_.add_argument("--timeout", type=seconds, metavar="SECONDS", help="of a job; left out, none")
     compile_.add_argument("--quick", action="store_true", help="the models at their quick sizes")
     compile_.add_argument("--no-verify", action="store_true", help="do not compare the numbers when done")
     compile_.set_defaults(run=_compile)
@@ -87,10 +87,8 @@ def _compile(options: argparse.Namespace) -> int:
     from ..zoo.progress import Progress
     from ..zoo.run import executor, exit_code, finished, make_jobs, run_folder, run_jobs
 
-    if options.jobs < 1:
-        raise UsageError(f"--jobs must be at least 1, not {options.jobs}")
-    if options.timeout is not None and not options.timeout > 0:
-        raise UsageError(f"--timeout must be a positive number of seconds, not {options.timeout:g}")
+    if options.timeout == 0:
+        raise UsageError("--timeout 0 leaves no job any time: give more, or leave it out")
     step = step_settings(options)
     make_request("a model", strategy=options.strategy, **step)  # what can't be is said before any job begins
     settings = step | {
@@ -114,13 +112,13 @@ def _compile(options: argparse.Namespace) -> int:
             finally:
                 progress.close()
         ended = [outcomes[job.key] for job in jobs if job.key in outcomes]
+        write_index(options.output, ended)
         if options.json:
             print_json(index_of(ended))
         else:
             for line in table(ended):
                 say(line)
             _summary(len(jobs), ended, options)
-        write_index(options.output, ended)
     return exit_code(ended)
 
 
@@ -141,10 +139,10 @@ def _report(options: argparse.Namespace) -> int:
     from ..zoo.index import index_of, load_outcomes, table, write_index
 
     outcomes = load_outcomes(options.folder)
+    write_index(options.folder, outcomes)
     if options.json:
         print_json(index_of(outcomes))
     else:
         for line in table(outcomes):
             say(line)
-    write_index(options.folder, outcomes)
     return OK

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper
 
-from ..artifact import EVAL, TRAINING, UNSCHEDULED, Artifact, checkpoint_name, load_checkpoint, save_checkpoint
+from ..artifact import CHECKPOINT, EVAL, TRAINING, UNSCHEDULED, Artifact, checkpoint_name, load_checkpoint, save_checkpoint
 from ..errors import ArtifactError, UsageError
 from ..exporters import InputSpec
 from ..files import whole_folder
@@ -165,7 +165,8 @@ class Trainer:
             batches: input and label names to arrays of the artifact's shapes; the gradients of several are averaged.
 
         Raises:
-            UsageError: an array is missing, unknown, or of another shape; or several batches where the update is part of the graph.
+            UsageError: an array is missing, unknown, of another shape or with values beyond its upper end; or several batches
+                where the update is part of the graph.
             OutOfBudget: the step exceeded its memory; the parameters are as before (of a fused update: some are not), but accumulated
                 gradients are not.
         """
@@ -253,7 +254,7 @@ class Trainer:
     def save(self, folder: str | Path) -> None:
         """Write the checkpoint, of the kind that the artifact has, and ``optimizer_state.npz`` into a new folder, whole or not at all."""
         trainable = set(self._roles["trainable"])
-        with whole_folder(Path(folder)) as staging:
+        with whole_folder(Path(folder), (f"{CHECKPOINT}*", OPTIMIZER_STATE)) as staging:
             frozen = {n: a for n, a in self.parameters.items() if n not in trainable}
             save_checkpoint(staging, self._target, {n: self.parameters[n] for n in self._roles["trainable"]}, frozen)
             np.savez(staging / OPTIMIZER_STATE, steps_done=np.asarray(self.steps_done), **self.moments)  # type: ignore[arg-type]
@@ -317,7 +318,26 @@ class Trainer:
             if not np.can_cast(array.dtype, spec.dtype, "same_kind"):
                 raise UsageError(f"'{name}' has dtype {array.dtype}, the artifact wants {spec.dtype}")
             found[name] = np.ascontiguousarray(array, spec.dtype)
+            if spec.high is not None:
+                self._require_values(spec, spec.high, found[name])
         return found
+
+    def _require_values(self, spec: InputSpec, high: int, array: Array) -> None:
+        """Raise UsageError where a value is beyond those that the artifact was compiled for.
+
+        The runtime's kernels count negative indices from the end, so that a class -1 would be trained as the last one. A model with a loss of its
+        own may well give negative labels a meaning.
+        """
+        source = self.artifact.manifest["source"]
+        low = np.iinfo(array.dtype).min if source.get("loss") in (None, "output") else 0
+        ignored = source.get("loss_options", {}).get("ignore_index", -100) if spec in self.artifact.labels else low
+        for part in _slices(array.reshape(-1)):
+            bad = part[((part < low) | (part >= high)) & (part != ignored)]
+            if bad.size:
+                raise UsageError(
+                    f"'{spec.name}' has the value {bad[0]}, and the artifact was compiled for 0 to {high - 1} ({spec}): "
+                    "mend the data, or compile with another upper end"
+                )
 
 
 def part(array: Array | DeviceArray, start: int, stop: int) -> Array | DeviceArray:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +96,14 @@ def test_a_full_disk_leaves_nothing_and_keeps_the_old_file(tmp_path: Path, monke
 def test_no_such_folder(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="No such file or directory"):
         make().save(tmp_path / "none" / "forward.onnx")
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    """Such as /dev/null, which root could replace."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ExportError, match="is there already and no plain file"):
+        make().save(tmp_path / "pipe")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
 
 def test_bad_files(tmp_path: Path) -> None:

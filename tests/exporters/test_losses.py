@@ -148,7 +148,7 @@ def test_bad_losses(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("label", "message"),
     [
-        (InputSpec("labels", (5,), "int64", 3), "do not fit"),
+        (InputSpec("labels", (5,), "int64", 3), r"do not fit logits \(4, 3\); labels of shape \(4,\) do"),
         (InputSpec("labels", (4,), "float32"), "not a class index"),
         (InputSpec("labels", (4,), "int64", 4), "exceed 3 classes"),
         (InputSpec("x", (4,), "int64", 3), "same name"),

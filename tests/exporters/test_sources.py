@@ -68,13 +68,17 @@ def test_factory_and_class(here: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("remat_user_models:number", "returned a int, not an nn.Module"),
+        ("remat_user_models:number", "returned int, not an nn.Module"),
         ("remat_user_models:broken", "RuntimeError: no weights here"),
         ("remat_user_models:value", "not callable"),
         ("remat_user_models:absent", "has no absent"),
         ("remat_user_broken:net", "no module named nothing_of_that_name; install"),
         ("remat_nowhere.models:net", "no module named remat_nowhere; run from"),
         ("remat_user_models", "not understood"),
+        ("remat_user_models.py", "write remat_user_models:factory, with"),
+        ("./remat_user_models.py:small", "write remat_user_models:factory, with"),
+        ("folder/remat_user_models:small", "write remat_user_models:factory in the folder folder, with"),
+        (":small", "not understood"),
         ("remat_user_models:sized(width=", "arguments are not understood"),
         ("remat_user_models:sized(width=torch)", "arguments are not understood"),
         ("remat_user_models:sized(*[3])", "arguments are not understood"),

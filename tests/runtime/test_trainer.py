@@ -232,6 +232,25 @@ def test_bad_data_files(tmp_path: Path, arrays: dict[str, np.ndarray], message: 
         file_batches(tmp_path / "d.npz", SPECS)
 
 
+def test_values_beyond_their_upper_end(mlp_artifact: Artifact) -> None:
+    """torch refuses them as well; the kernels would count -1 from the end, as the last class."""
+    trainer = Trainer(mlp_artifact, capped=False)
+    batch = next(random_batches([*mlp_artifact.inputs, *mlp_artifact.labels], 0))
+    for value in (-1, 4):
+        labels = batch["labels"].copy()
+        labels[5] = value
+        for use in (trainer.train_step, trainer.evaluate):
+            with pytest.raises(UsageError, match=f"'labels' has the value {value}, and the artifact was compiled for 0 to 3"):
+                use({**batch, "labels": labels})
+    assert trainer.steps_done == 0
+    labels[5] = -100  # of no class: left out of the mean
+    logits = trainer.evaluate(batch)[1]
+    (scores,) = logits.values()
+    log_shares = scores - np.log(np.exp(scores).sum(1, keepdims=True))
+    expected = -np.mean([log_shares[i, labels[i]] for i in range(8) if i != 5])
+    assert trainer.train_step({**batch, "labels": labels}) == pytest.approx(expected, rel=1e-5)
+
+
 def test_files_that_hold_no_data(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no data file"):
         file_batches(tmp_path / "none.npz", SPECS)

@@ -131,7 +131,12 @@ def test_a_compiled_step_has_its_target(option: list[str], capsys: pytest.Captur
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--points", "1"], "at least 2"), (["--strategy", "auto,guess"], "guess"), (["-o", "p.gif"], "a picture is"), (["--points", "x"], "invalid")],
+    [
+        (["--points", "1"], "at least 2"),
+        (["--strategy", "auto,guess"], "guess"),
+        (["-o", "p.gif"], "a picture is"),
+        (["--points", "x"], "'x' is not a whole number"),
+    ],
 )
 def test_bad_usage(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     assert main(["pareto", "none.json", *arguments]) == 2

@@ -80,6 +80,16 @@ def test_report_writes_the_index_anew(finished_run: Path, capsys: Capture) -> No
     assert "has no results" in capsys.readouterr().err
 
 
+def test_an_index_that_can_not_be_written_is_one_json_object(finished_run: Path, capsys: Capture, tmp_path: Path) -> None:
+    shutil.copytree(finished_run / "results", tmp_path / "results")
+    (tmp_path / "index.json").mkdir()
+    capsys.readouterr()
+    assert main(["zoo", "report", str(tmp_path), "--json"]) == 1
+    assert "can't write" in json.loads(capsys.readouterr().out)["error"]
+    found = _zoo(capsys, tmp_path, "--only", "raises", "--budget", "32MiB", "--resume", code=1)
+    assert "can't write" in found["error"]
+
+
 def test_resume_runs_only_what_is_not_finished(finished_run: Path, capsys: Capture, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(finished_run, folder)
@@ -254,13 +264,14 @@ def test_progress() -> None:
     [
         (["none.yaml", "--budget", "min"], "none.yaml: No such file"),
         ([MANIFEST], "name at least one budget"),
-        ([MANIFEST, "--budget", "80%,lots"], "'lots' is not a size"),
+        ([MANIFEST, "--budget", "80%,lots"], "'lots' is not a budget: write a size such as 512MiB, a share such as 60%, or min"),
         ([MANIFEST, "--activation-budget", "2GiB"], "takes a percentage"),
         ([MANIFEST, "--budget", "80%,80%"], "two jobs called mlp.budget-80"),
         ([MANIFEST, "--budget", "80%", "--only", "alexnet"], "no model is called or tagged 'alexnet'"),
         ([MANIFEST, "--budget", "80%", "--quick"], "norm has no quick size"),
-        ([MANIFEST, "--budget", "80%", "--jobs", "0"], "--jobs must be at least 1"),
-        ([MANIFEST, "--budget", "80%", "--timeout", "-1"], "--timeout must be a positive"),
+        ([MANIFEST, "--budget", "80%", "--jobs", "0"], "--jobs: it must be a whole number of at least 1, not 0"),
+        ([MANIFEST, "--budget", "80%", "--timeout", "-1"], "--timeout: it must be a number of seconds from 0 up"),
+        ([MANIFEST, "--budget", "80%", "--timeout", "0"], "--timeout 0 leaves no job any time"),
         ([MANIFEST, "--budget", "80%", "--strategy", "guess"], "guess"),
         ([MANIFEST, "--budget", "80%", "--target", "onnxruntime", "--swap", "disk"], "leave one of them out"),
         ([MANIFEST, "--budget", "80%", "--target", "onnxruntime", "--provider", "cuda"], "--target onnxruntime with --provider cuda is not there"),
