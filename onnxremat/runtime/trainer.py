@@ -165,8 +165,8 @@ class Trainer:
             batches: input and label names to arrays of the artifact's shapes; the gradients of several are averaged.
 
         Raises:
-            UsageError: an array is missing, unknown, of another shape or with values beyond its upper end; or several batches
-                where the update is part of the graph.
+            UsageError: an array is missing, unknown, of another shape or dtype, or a label no class; or several batches where the
+                update is part of the graph.
             OutOfBudget: the step exceeded its memory; the parameters are as before (of a fused update: some are not), but accumulated
                 gradients are not.
         """
@@ -318,26 +318,23 @@ class Trainer:
             if not np.can_cast(array.dtype, spec.dtype, "same_kind"):
                 raise UsageError(f"'{name}' has dtype {array.dtype}, the artifact wants {spec.dtype}")
             found[name] = np.ascontiguousarray(array, spec.dtype)
-            if spec.high is not None:
-                self._require_values(spec, spec.high, found[name])
+            if spec in self.artifact.labels:
+                self._require_classes(spec, found[name])
         return found
 
-    def _require_values(self, spec: InputSpec, high: int, array: Array) -> None:
-        """Raise UsageError where a value is beyond those that the artifact was compiled for.
+    def _require_classes(self, spec: InputSpec, array: Array) -> None:
+        """Raise UsageError where a label is negative and not what the loss ignores: the kernels would train -1 as the last class.
 
-        The runtime's kernels count negative indices from the end, so that a class -1 would be trained as the last one. A model with a loss of its
-        own may well give negative labels a meaning.
+        Labels that are too large the kernels refuse themselves.
         """
         source = self.artifact.manifest["source"]
-        low = np.iinfo(array.dtype).min if source.get("loss") in (None, "output") else 0
-        ignored = source.get("loss_options", {}).get("ignore_index", -100) if spec in self.artifact.labels else low
+        if source.get("loss") != "cross_entropy" or not spec.is_integer:
+            return
+        ignored = source.get("loss_options", {}).get("ignore_index", -100)
         for part in _slices(array.reshape(-1)):
-            bad = part[((part < low) | (part >= high)) & (part != ignored)]
+            bad = part[(part < 0) & (part != ignored)]
             if bad.size:
-                raise UsageError(
-                    f"'{spec.name}' has the value {bad[0]}, and the artifact was compiled for 0 to {high - 1} ({spec}): "
-                    "mend the data, or compile with another upper end"
-                )
+                raise UsageError(f"'{spec.name}' has the value {bad[0]}, which is no class: mend the data, or compile with ignore_index={bad[0]}")
 
 
 def part(array: Array | DeviceArray, start: int, stop: int) -> Array | DeviceArray:
