@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import nn
 from torch.autograd.function import _SingleLevelFunction
 
 from .errors import ExportError
+from .module_copy import copy_module
 
 __all__ = ["UnprovenFunction", "custom_functions_as", "forward_of", "proven_functions"]
 
@@ -87,7 +87,7 @@ def proven_functions(module: nn.Module, run: Callable[[nn.Module], Any]) -> froz
         return apply(function, *args, **kwargs)
 
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), custom_functions_as(check) as apply:
-        run(copy.deepcopy(module))
+        run(copy_module(module))
     return frozenset(found)
 
 

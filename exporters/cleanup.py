@@ -13,7 +13,7 @@ from onnxscript import optimizer
 from .constants import fold_gather_elements, narrow_constants, separate_statistics, share_constants
 from .control_flow import refuse_control_flow, unroll_control_flow
 from .errors import ExportError
-from .explicit_pads import make_pads_explicit
+from .explicit_pads import make_ceilings_explicit, make_pads_explicit
 from .fused_shapes import infer_fused_shapes
 from .narrow_floats import refuse_narrow_arithmetic
 from .noop import remove_noops
@@ -57,6 +57,7 @@ def clean(model: ir.Model, protected: Collection[str]) -> None:
     before = -1
     while before != len(model.graph):
         before = len(model.graph)
+        make_ceilings_explicit(model)
         _shapes(model)
         optimizer.fold_constants(model, input_size_limit=_FOLD_BYTES, output_size_limit=_FOLD_BYTES, should_fold=should_fold)
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)

@@ -1,4 +1,4 @@
-"""``auto_pad`` becomes explicit ``pads``: ORT's ConvGrad ignores auto_pad, silently."""
+"""``auto_pad`` and ``ceil_mode`` become explicit ``pads``: ORT's ConvGrad ignores auto_pad, silently."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import onnx_ir as ir
 from .errors import ExportError
 from .places import place_of
 
-__all__ = ["make_pads_explicit"]
+__all__ = ["make_ceilings_explicit", "make_pads_explicit"]
 
 _PADDED = frozenset({"Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool"})
 
@@ -31,6 +31,32 @@ def make_pads_explicit(model: ir.Model) -> None:
         same = mode in ("SAME_UPPER", "SAME_LOWER")
         pads = _same(node, upper=mode == "SAME_UPPER") if same else [0] * (2 * _spatial(node))
         node.attributes["pads"] = ir.AttrInt64s("pads", pads)
+
+
+def make_ceilings_explicit(model: ir.Model) -> None:
+    """``ceil_mode`` of a MaxPool of known shape becomes pads at its end, as far as the last window reaches, in place.
+
+    ONNX's shape inference counts a window that begins in the pads at the end, which torch leaves out; and MaxUnpool wants every window whole.
+    """
+    for node in model.graph:
+        given = node.attributes.get_ints("pads")
+        image = node.inputs[0].shape if node.inputs and node.inputs[0] is not None else None
+        if node.op_type != "MaxPool" or not node.attributes.get_int("ceil_mode") or given is None or image is None or not image.is_static():
+            continue
+        sizes, ones = [int(d) for d in image.numpy()[2:]], [1] * (image.rank() - 2)
+        begin, end = given[: len(sizes)], given[len(sizes) :]
+        kernel = node.attributes.get_ints("kernel_shape") or ones
+        strides = node.attributes.get_ints("strides") or ones
+        dilations = node.attributes.get_ints("dilations") or ones
+        reach = []
+        for size, k, stride, dilation, low, high in zip(sizes, kernel, strides, dilations, begin, end, strict=True):
+            window = dilation * (k - 1) + 1
+            last = -(-(size + low + high - window) // stride) * stride
+            last -= stride if last >= size + low else 0
+            reach.append(max(high, last + window - size - low))
+        if all(high < k for high, k in zip(reach, kernel, strict=True)):  # the runtime's limit
+            node.attributes["pads"] = ir.AttrInt64s("pads", [*begin, *reach])
+            node.attributes.pop("ceil_mode", None)
 
 
 def _shape(node: ir.Node, value: ir.Value | None) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .errors import ExportError
 from .functional_ctc import ctc_loss
@@ -16,7 +17,8 @@ from .functional_recurrent import RECURRENT
 
 __all__ = ["stand_ins"]
 
-_cross_entropy, _apply = F.cross_entropy, nn.Module._apply
+_adaptive_max_pools: dict[int, Callable[..., Any]] = {1: F.adaptive_max_pool1d, 2: F.adaptive_max_pool2d, 3: F.adaptive_max_pool3d}
+_cross_entropy, _apply, _data = F.cross_entropy, nn.Module._apply, torch.Tensor.data
 
 
 def stand_ins() -> tuple[tuple[Any, str, Any], ...]:
@@ -25,11 +27,15 @@ def stand_ins() -> tuple[tuple[Any, str, Any], ...]:
         (nn.modules.transformer, "_detect_is_causal_mask", is_causal_hint),
         (nn.Module, "_apply", apply_to_tensors),
         (torch.distributions.Distribution, "_validate_args", False),  # checks read values, and change none
+        (torch.Tensor, "masked_fill_", masked_fill),
+        (torch.Tensor, "fill_diagonal_", fill_diagonal),
+        (torch.Tensor, "data", property(detached, overwrite)),
         (F, "cross_entropy", cross_entropy),
         (F, "gaussian_nll_loss", gaussian_nll_loss),
         (F, "ctc_loss", ctc_loss),
         (F, "embedding_bag", embedding_bag),
         (F, "adaptive_avg_pool3d", adaptive_avg_pool3d),
+        *((F, f"adaptive_max_pool{rank}d", adaptive_max_pool(rank)) for rank in (1, 2, 3)),
         (torch, "fake_quantize_per_tensor_affine", fake_quantize),
         (torch, "fake_quantize_per_channel_affine", fake_quantize_channels),
         *RECURRENT,
@@ -87,6 +93,34 @@ def _smoothed(
         weights = by_class[torch.where(kept, target, torch.zeros_like(target))]
         even = even / torch.where(kept, weights, torch.zeros_like(weights)).sum()
     return (1.0 - smoothing) * sharp + smoothing / classes * even
+
+
+def detached(tensor: torch.Tensor) -> torch.Tensor:
+    """``Tensor.data`` of a traced tensor: detached, by an operation that a trace sees; it shares the storage as well."""
+    return tensor.detach() if isinstance(tensor, FakeTensor) else _data.__get__(tensor)
+
+
+def overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """``Tensor.data = value`` of a traced tensor, as a write into it."""
+    if isinstance(tensor, FakeTensor):
+        tensor.detach().copy_(value)
+    else:
+        _data.__set__(tensor, value)
+
+
+def masked_fill(input: torch.Tensor, mask: torch.Tensor, value: torch.Tensor | float) -> torch.Tensor:
+    """``Tensor.masked_fill_`` as a copy: of a view's view torch's own form has strides that it cannot undo."""
+    return input.copy_(input.masked_fill(mask, value))
+
+
+def fill_diagonal(input: torch.Tensor, fill_value: float, wrap: bool = False) -> torch.Tensor:
+    """``Tensor.fill_diagonal_`` by a mask instead of strides: places of equal indices, of a matrix that wraps begun anew below a row left out."""
+    axes = [torch.arange(size).reshape([-1 if a == axis else 1 for a in range(input.ndim)]) for axis, size in enumerate(input.shape)]
+    first = axes[0] % (input.shape[1] + 1) if wrap else axes[0]
+    mask = torch.ones(input.shape, dtype=torch.bool)
+    for other in axes[1:]:
+        mask = mask & (first == other)
+    return masked_fill(input, mask, fill_value)
 
 
 def gaussian_nll_loss(
@@ -171,6 +205,27 @@ def adaptive_avg_pool3d(input: torch.Tensor, output_size: int | Sequence[int | N
     layers = F.adaptive_avg_pool2d(input.reshape(-1, *input.shape[-3:]), (h, w))
     columns = layers.reshape(-1, depth, h * w).transpose(1, 2)
     return F.adaptive_avg_pool1d(columns, d).transpose(1, 2).reshape(*lead, d, h, w)
+
+
+def adaptive_max_pool(rank: int) -> Callable[..., Any]:
+    """``F.adaptive_max_pool1d`` (2d, 3d), whose windows overlap where its sizes do not divide: the maximum of each, axis by axis.
+
+    From the last axis to the first, so that of equal values in a window the first in memory gets the gradient, as in torch.
+    """
+    whole = _adaptive_max_pools[rank]
+
+    def pool(input: torch.Tensor, output_size: int | Sequence[int | None], return_indices: bool = False) -> Any:
+        wanted = tuple(output_size) if isinstance(output_size, Sequence) else (output_size,) * rank
+        counts = [size if count is None else count for count, size in zip(wanted, input.shape[-rank:], strict=True)]
+        if return_indices or not any(size % count for size, count in zip(input.shape[-rank:], counts, strict=True)):
+            return whole(input, output_size, return_indices)
+        for axis, count in zip(range(-1, -rank - 1, -1), reversed(counts), strict=True):
+            size = input.shape[axis]
+            ends = [(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
+            input = torch.stack([input.narrow(axis, low, high - low).max(axis).values for low, high in ends], axis)
+        return input
+
+    return pool
 
 
 def fake_quantize(

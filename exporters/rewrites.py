@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["contiguous_views", "rewrite_dropouts"]
+__all__ = ["contiguous_views", "float_bounds", "rewrite_dropouts"]
 
 _IN_PLACE = frozenset({torch.ops.aten.dropout_.default})
 
@@ -81,6 +81,17 @@ def contiguous_views(program: torch.export.ExportedProgram) -> None:
             copy = graph.call_function(aten.clone.default, (source,), {"memory_format": torch.contiguous_format})
         copy.meta = dict(node.meta) | {"val": source.meta["val"].contiguous()}
         node.args = (copy, *node.args[1:])
+    program.graph_module.recompile()
+
+
+def float_bounds(program: torch.export.ExportedProgram) -> None:
+    """Makes the bounds of a float tensor's ``clamp`` floats, in place: for a float and an integer torch.onnx finds no overload."""
+    aten = torch.ops.aten
+    clamps = (aten.clamp.default, aten.clamp_.default, aten.clip.default, aten.clip_.default)
+    for node in program.graph_module.graph.nodes:
+        if node.op == "call_function" and node.target in clamps and node.meta["val"].dtype.is_floating_point:
+            node.args = tuple(float(a) if isinstance(a, int) else a for a in node.args)
+            node.kwargs = {key: float(a) if isinstance(a, int) else a for key, a in node.kwargs.items()}
     program.graph_module.recompile()
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from .audit import audit, program_facts
 from .checkpoints import mark_checkpoints
@@ -22,10 +23,11 @@ from .losses import Loss, append_loss
 from .noop import STOP_GRADIENT
 from .places import user_line
 from .quiet import quiet
-from .rewrites import contiguous_views, rewrite_dropouts
+from .rewrites import contiguous_views, float_bounds, rewrite_dropouts
 from .roles import final_names, rename_values
 from .stop_gradient import remove_idle_detaches, shield_detaches, unshield_detaches
-from .trace import TracedModule, trace_module, without_effect
+from .strided import resolve_strides
+from .trace import TracedModule, refuse_written_parameters, trace_module, without_effect
 from .translations import translation_table
 from .versions import library_versions
 
@@ -75,6 +77,8 @@ def export_torch(
     traced = trace_module(module, [s.name for s in feeds], example)
     facts = program_facts(traced)
     rewrite_dropouts(traced.program)
+    resolve_strides(traced.program)
+    float_bounds(traced.program)
     contiguous_views(traced.program)
     program = _to_onnx(module, traced)
     graph = _with_roles(module, traced, program, specs, tuple(labels) if own_loss else ())
@@ -98,7 +102,10 @@ def export_torch(
 
 
 def _refuse_dtypes(module: nn.Module) -> None:
-    """ONNX Runtime's kernels that accumulate gradients and update in place know float32 alone."""
+    """ONNX Runtime's kernels that accumulate gradients and update in place know float32 alone; of a lazy module nothing is known yet."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(tensor):
+            raise ExportError(f"parameter {name}", "it has no shape yet, its module is lazy", "run the model once, on inputs of the right shapes")
     for name, parameter in module.named_parameters():
         dtype = str(parameter.dtype).removeprefix("torch.")
         if parameter.dtype.is_complex:
@@ -193,6 +200,7 @@ def _with_roles(
 ) -> ForwardGraph:
     model: ir.Model = program.model
     signature = program.exported_program.graph_signature
+    refuse_written_parameters(module, program.exported_program)
     outputs = list(model.graph.outputs)
     own, buffer_values = outputs[: len(traced.output_names)], outputs[len(traced.output_names) :]
     if len(buffer_values) != len(traced.buffer_names):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import inspect
 import re
@@ -23,11 +22,12 @@ from .autograd_functions import UnprovenFunction, custom_functions_as, forward_o
 from .checkpoints import whole_checkpoints
 from .errors import ExportError
 from .functional import stand_ins
+from .module_copy import copy_module
 from .no_grad import inline_grad_regions
 from .places import user_line
 from .quiet import quiet
 
-__all__ = ["TracedModule", "bind_inputs", "trace_module", "without_effect"]
+__all__ = ["TracedModule", "bind_inputs", "refuse_written_parameters", "trace_module", "without_effect"]
 
 _TORCH = str(Path(torch.__file__).parent)
 
@@ -45,7 +45,8 @@ class TracedModule:
 
 
 def bind_inputs(module: nn.Module, names: Sequence[str]) -> list[str] | None:
-    """How named inputs reach ``module.forward``: by keyword when each is a parameter of it (the keywords), else by position (None).
+    """How named inputs reach ``module.forward``: by keyword (the keywords) when each is a parameter of it, or it takes any keyword and misses
+    no other, else by position (None).
 
     Raises:
         ExportError: when ``forward`` takes fewer positional inputs, or needs more, than there are names.
@@ -56,7 +57,8 @@ def bind_inputs(module: nn.Module, names: Sequence[str]) -> list[str] | None:
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     signature = f"forward({', '.join(p.name for p in parameters)})"
-    if all(name in keyword for name in names):
+    by_name = any(p.kind is p.VAR_KEYWORD for p in parameters) and all(name in names for name in required)
+    if by_name or all(name in keyword for name in names):
         missing = [name for name in required if name not in names]
         if missing:
             raise ExportError(
@@ -238,6 +240,11 @@ def _check_values(module: nn.Module, program: torch.export.ExportedProgram) -> N
                 raise ExportError(f"{node.target}{line}", f"its output shape {tuple(tensor.shape)} depends on data", way_out)
             if tensor.dtype.is_complex:
                 raise ExportError(f"{node.target}{line}", "complex tensors have no gradient here", "use pairs of real tensors")
+    refuse_written_parameters(module, program)
+
+
+def refuse_written_parameters(module: nn.Module, program: torch.export.ExportedProgram) -> None:
+    """Raises ExportError where a parameter is written to; what is written by way of ``detach`` is known once the program is functional."""
     written = sorted(program.graph_signature.parameters_to_mutate.values())
     if written:
         raise ExportError(
@@ -264,7 +271,7 @@ def without_effect(module: nn.Module, names: Sequence[str], example: Sequence[to
     keywords = bind_inputs(module, names)
     flat: list[tuple[str, torch.Tensor]] = []
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        clone = copy.deepcopy(module)
+        clone = copy_module(module)
         _flatten(clone(*example) if keywords is None else clone(**dict(zip(keywords, example, strict=True))), "", flat)
         total = sum((tensor * torch.randn_like(tensor)).sum() for _, tensor in flat if tensor.requires_grad)
     if not isinstance(total, torch.Tensor):
@@ -276,8 +283,8 @@ def without_effect(module: nn.Module, names: Sequence[str], example: Sequence[to
 def _runs(module: nn.Module, keywords: Sequence[str] | None, example: Sequence[torch.Tensor]) -> bool:
     """Whether torch itself runs a copy of the module with these inputs."""
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            clone = copy.deepcopy(module)
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            clone = copy_module(module)
             _ = clone(*example) if keywords is None else clone(**dict(zip(keywords, example, strict=True)))
     except Exception:  # whatever the user's code raises
         return False
@@ -293,6 +300,10 @@ def _untraceable(module: nn.Module, error: Exception, runs: Callable[[], bool]) 
     at = _raised_at(error)
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     kind = type(error).__name__
+    derived = any(Path(f.filename).name == "eager_transforms.py" for f in traceback.extract_tb(error.__traceback__))
+    if derived or "fake tensor in the exported program" in str(error):
+        why = "cannot be traced: it makes a tensor that torch.export loses sight of, as torch.autograd.grad and torch.func.grad may"
+        return ExportError(f"{type(module).__name__}{at}", why, "write that derivative in operations of torch")
     data_dependent = "DataDependent" in kind or "data-dependent" in str(error) or "Unsupported" in kind
     if data_dependent:
         way_out = "replace Python control flow on tensor values by torch.where or masks"

@@ -73,6 +73,19 @@ def masked_scatter(data: Value, mask: Value, source: Value) -> Value:
     return op.Where(chosen, op.Reshape(values, ints(*shape)), data)
 
 
+def _replaced(data: Value, places: np.ndarray[Any, Any], source: Value) -> Value:
+    """``data`` with the elements of ``source`` at these places of the flat tensor."""
+    shape, count = dims(data), math.prod(dims(data))
+    flat = op.Reshape(data, ints(count)), ints(*places.reshape(-1)), op.Reshape(source, ints(places.size))
+    return op.Reshape(op.ScatterElements(*flat, axis=0), ints(*shape))
+
+
+def diagonal_scatter(data: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    """aten.diagonal_scatter, of which a write into a diagonal is made."""
+    places = np.arange(math.prod(dims(data))).reshape(dims(data))
+    return _replaced(data, places.diagonal(offset, dim1, dim2), src)
+
+
 _ATEN = torch.ops.aten
 #: aten overload -> function that emits its ONNX form.
 SCATTER: dict[Callable[..., Any], Callable[..., Any]] = {
@@ -80,4 +93,5 @@ SCATTER: dict[Callable[..., Any], Callable[..., Any]] = {
     _ATEN.scatter_add.default: scatter_add,
     _ATEN.scatter_reduce.two: scatter_reduce,
     _ATEN.masked_scatter.default: masked_scatter,
+    _ATEN.diagonal_scatter.default: diagonal_scatter,
 }

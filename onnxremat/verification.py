@@ -306,11 +306,11 @@ class _Comparison:
 
     def _torch(self, perturbation: float) -> dict[str, Array]:
         """Loss, gradients and new state by torch, its parameters multiplied by 1 + perturbation * noise."""
-        import copy
-
         import torch
 
-        module = copy.deepcopy(self.module)
+        from .exporters.module_copy import copy_module
+
+        module = copy_module(self.module)
         if perturbation:
             generator = torch.Generator().manual_seed(1)
             with torch.no_grad():
@@ -378,14 +378,10 @@ def _read_index(artifact: Artifact, loss: Loss) -> int:
 
 
 def call_module(module: Any, arguments: Mapping[str, Any]) -> Any:
-    """Call a module with inputs by name where its forward has those names, else by position."""
-    import inspect
+    """Call a module with its inputs as the exporter does: by name where its forward has those names, else by position."""
+    from .exporters.trace import bind_inputs
 
-    parameters = inspect.signature(module.forward).parameters
-    keyword = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    if all(name in parameters or keyword for name in arguments):
-        return module(**arguments)
-    return module(*arguments.values())
+    return module(*arguments.values()) if bind_inputs(module, list(arguments)) is None else module(**arguments)
 
 
 def _flatten(output: Any) -> list[Any]:

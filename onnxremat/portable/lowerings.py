@@ -96,13 +96,20 @@ def _pointwise_weight_gradient(g: Expr, x: Expr, w: Expr) -> Expr:
 
 
 def unpooled(c: Context) -> Sequence[Expr | None] | None:
-    """MaxPoolGrad of windows that do not overlap: each output's gradient is put where its maximum was."""
+    """MaxPoolGrad of windows that do not overlap: each output's gradient is put where its maximum was.
+
+    None for others, and where the last windows reach beyond the input (ceil_mode): MaxUnpool wants an output that holds every window whole.
+    """
     target = c.node.outputs[0]
     kernel, strides = c.attr("kernel_shape"), c.attr("strides", [1] * len(c.attr("kernel_shape")))
     if len(kernel) > 3 or any(s < k for s, k in zip(strides, kernel, strict=True)):
         return None
     assert target.shape is not None
     sizes, pads = np.asarray(target.shape.numpy(), np.int64), c.attr("pads", [0] * 2 * len(kernel))
+    around = [pads[a] + pads[a + len(kernel)] for a in range(len(kernel))]
+    covered = [(n - 1) * s + k - p for n, s, k, p in zip(c.x0.shape[2:], strides, kernel, around, strict=True)]
+    if any(full > size for full, size in zip(covered, sizes[2:], strict=True)):
+        return None
     return c.op.node("MaxUnpool", c.x0, c.x1, sizes, like=[target], kernel_shape=kernel, strides=strides, pads=pads)
 
 

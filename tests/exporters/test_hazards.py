@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from onnxremat.exporters import InputSpec, export_torch
+from onnxremat.exporters import ExportError, InputSpec, export_torch
 from onnxremat.exporters.audit import BATCH_NORM, DETACH, DROPOUT, FROZEN_BATCH_NORM, RANDOM, graph_effects
 from tests.exporters.support import close, op_counts, run_onnx, same_as_torch, sample_all, x
 
@@ -284,6 +284,24 @@ def test_ema_buffer_updated_under_no_grad_is_state() -> None:
     assert graph.state == {"ema": "ema.next"} and graph.frozen == ()
     assert graph.stop_gradient
     same_as_torch(graph, module)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda weight: weight.detach().mul_(0.9),
+        lambda weight: weight.data[0].zero_(),
+        lambda weight: setattr(weight, "data", weight.data * 0.9),
+    ],
+)
+def test_a_parameter_written_by_way_of_a_view_is_refused(write: Any) -> None:
+    def forward(self: Any, a: torch.Tensor) -> torch.Tensor:
+        write(self.frozen.weight)
+        return self.lin(a) + self.frozen(a)
+
+    module = Apply(forward, lin=nn.Linear(4, 4), frozen=nn.Linear(4, 4).requires_grad_(False))
+    with pytest.raises(ExportError, match=r"parameter frozen.weight: .*writes to it"):
+        export_torch(module, [x(2, 4)])
 
 
 def test_tied_weights_are_one_initializer() -> None:

@@ -64,6 +64,14 @@ def written(h: torch.Tensor) -> torch.Tensor:
     return h
 
 
+def diagonals_written(h: torch.Tensor) -> torch.Tensor:
+    products = (matrices(h) @ matrices(h).mT).flip(1).mT
+    products.diagonal(dim1=1, dim2=2).mul_(2)
+    products.diagonal(1, 1, 2).copy_(h[:, :5])
+    products[0].diagonal(-2).zero_()
+    return products
+
+
 def normal(h: torch.Tensor) -> torch.Tensor:
     return NORMAL.to(h.dtype)
 
@@ -89,6 +97,15 @@ SCATTERS = {
     "setitem": written,
     "take_along_dim": lambda h: h.take_along_dim(INDEX[:, :2], 1),
     "two indices": lambda h: h.reshape(4, 4, 6)[torch.tensor([0, 1, 1]), :, torch.tensor([2, 2, 3])],
+    "masked_fill_ of a view": lambda h: (h * 1).reshape(8, 12).T.masked_fill_(torch.ones(12, 8).tril().bool(), 2.0),
+    "fill_diagonal": lambda h: (h.T @ h).fill_diagonal_(-1),
+    "fill_diagonal of a view": lambda h: (h * 1).reshape(8, 12).T.fill_diagonal_(-1.0),
+    "fill_diagonal that wraps": lambda h: (h * 1).reshape(24, 4).fill_diagonal_(2.0, wrap=True),
+    "fill_diagonal of a cube": lambda h: (h[:3, :9] * 1).reshape(3, 3, 3).fill_diagonal_(2.0),
+    "diagonals written": diagonals_written,
+    "as_strided of a transposed view": lambda h: h.T.as_strided((5, 3), (1, 24)),
+    "as_strided of a slice": lambda h: h[1:, 2:].as_strided((2, 3), (24, 1)),
+    "as_strided from an offset": lambda h: h[1:].as_strided((3, 3), (2, 1), 40),
     "select_scatter": lambda h: h.select_scatter(h[:, 1], 1, 0).slice_scatter(h[:, :3] * 2, 1, 5, 8),
 }
 POOLS = {
@@ -98,6 +115,13 @@ POOLS = {
     "avg_pool3d": lambda h: F.avg_pool3d(volume(h), 2, 1, 1),
     "adaptive_avg_pool2d": lambda h: F.adaptive_avg_pool2d(image(h), (3, 4)),
     "adaptive_avg_pool3d": lambda h: F.adaptive_avg_pool3d(volume(h), (None, 1, 4)),
+    "adaptive_max_pool1d of overlapping windows": lambda h: F.adaptive_max_pool1d(signal(h), 5),
+    "adaptive_max_pool2d of overlapping windows": lambda h: F.adaptive_max_pool2d(image(h).relu(), (3, None)),
+    "adaptive_max_pool3d of overlapping windows": lambda h: F.adaptive_max_pool3d(volume(h), (1, 2, 4)),
+    "max_pool1d beyond its input, dilated": lambda h: F.max_pool1d(signal(h)[..., :5], 2, 4, dilation=3, ceil_mode=True),
+    "max_pool2d beyond its input": lambda h: F.max_pool2d(image(h)[..., :3, :5], 2, ceil_mode=True),
+    "max_pool2d beyond its pads": lambda h: F.max_pool2d(image(h)[..., :3, :5], 2, 2, 1, ceil_mode=True),
+    "max_pool3d beyond its input": lambda h: F.max_pool3d(volume(h)[..., :5], 2, ceil_mode=True),
     "adaptive_max_pool2d": lambda h: F.adaptive_max_pool2d(image(h), (2, 3)),
     "max_unpool1d": unpooled(1, signal),
     "max_unpool2d": unpooled(2, image),
@@ -166,6 +190,7 @@ ACTIVATIONS = {
     "softplus": lambda h: F.softplus(h * 20, beta=2.0, threshold=5),
     "hardtanh": lambda h: F.hardtanh(h, -0.3, 0.4),
     "relu6": lambda h: F.relu6(h * 5),
+    "clamp by a float and an integer": lambda h: h.clamp(-0.3, 1) + h.clip(-1, 0.5),
     "celu": lambda h: F.celu(h, 0.7),
     "selu": F.selu,
     "mish": F.mish,
@@ -321,6 +346,7 @@ REFUSALS: dict[str, tuple[Callable[[torch.Tensor], object], str]] = {
     "drawn pools": (lambda h: F.fractional_max_pool2d(image(h), 2, output_size=(2, 3)), "fractional_max_pool2d has no ONNX form"),
     "divisor": (lambda h: F.avg_pool2d(image(h), 3, ceil_mode=True, divisor_override=2), "avg_pool.*divisor_override with ceil_mode"),
     "repeats": (lambda h: h.repeat_interleave(h[0].argsort() * 0 + 1, 1), "depends on data; give output_size"),
+    "beyond a view": (lambda h: h[2].as_strided((3, 3), (2, 1), 40), "as_strided.*reads elements .* that its tensor has not"),
     "unequal targets": (
         lambda h: F.ctc_loss(matrices(h).log_softmax(-1), CLASSES, (4,) * 6, (1,) * 6),
         r"joined into one vector .*pad them to \(N, S\)",

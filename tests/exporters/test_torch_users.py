@@ -57,6 +57,60 @@ def spectral_norm(module: nn.Module) -> nn.Module:
     return nn.utils.spectral_norm(module)
 
 
+def weight_norm(module: nn.Module) -> nn.Module:
+    """The older form, whose computed weight is an attribute that ``deepcopy`` refuses."""
+    return nn.utils.weight_norm(module)
+
+
+def swish(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(x)
+
+
+class Scripted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out, self.activation = nn.Linear(8, 5), torch.jit.script(swish)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.activation(self.out(x))
+
+
+class Codes(nn.Module):
+    """A codebook that follows the batch, written by way of ``data``, and a straight-through look-up in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 3)
+        self.register_buffer("codes", torch.randn(3, 4))
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = self.project(x)
+        near = F.one_hot((z @ self.codes).argmax(1), 4).to(z.dtype)
+        self.codes.data.mul_(0.9).addmm_(z.detach().T, near, alpha=0.1)
+        self.scale.data = self.scale * 0.5
+        found = near @ (self.codes.data * self.scale).T
+        return z + (found - z).detach() + z * found
+
+
+class Keywords(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor, **options: torch.Tensor) -> torch.Tensor:
+        return self.out(x) * options["scale"]
+
+
+class Ensemble(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 8, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.vmap(lambda weight: torch.tanh(x @ weight))(self.weight)
+
+
 class Checkpointed(nn.Module):
     def __init__(self, reentrant: bool) -> None:
         super().__init__()
@@ -147,6 +201,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], list[str], str | None]] = {
     "bags of any size": (Bags, ["x=8:int64:11", "weights=8"], "mse"),
     "conversions and idle parameters": (Converted, ["x=4x8"], "mse"),
     "older spectral norm": (lambda: nn.Sequential(spectral_norm(nn.Linear(8, 8)), nn.Tanh(), spectral_norm(nn.Linear(8, 5))), ["x=4x8"], "mse"),
+    "older weight norm": (lambda: nn.Sequential(weight_norm(nn.Linear(8, 8)), nn.Tanh(), weight_norm(nn.Linear(8, 5))), ["x=4x8"], "mse"),
+    "scripted function": (Scripted, ["x=4x8"], "mse"),
+    "buffers written as data": (Codes, ["x=4x8"], "mse"),
+    "any keywords": (Keywords, ["x=4x8", "scale=4x5"], "mse"),
+    "vmap over a parameter": (Ensemble, ["x=4x8"], "mse"),
     "checkpoint": (lambda: Checkpointed(False), ["x=4x8"], "mse"),
     "reentrant checkpoint": (lambda: Checkpointed(True), ["x=4x8"], "mse"),
     "in-place dropout": (lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2, inplace=True), nn.ReLU(inplace=True)), ["x=4x8"], "mse"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from torch import nn
 
 from onnxremat.drawn import given_draws
 from onnxremat.exporters import InputSpec, Loss, export_torch
+from onnxremat.exporters.module_copy import copy_module
 from onnxremat.exporters.trace import bind_inputs
 from onnxremat.optimizers import Optimizer
 from onnxremat.runtime.session import BoundSession, Options, make_session, seed_nodes
@@ -68,7 +68,7 @@ def compare_training(
     session = _session(training, [*masks, *values], seed)
     arrays = _arrays(training)
     session.bind(arrays)
-    sides = {dtype: copy.deepcopy(module).to(dtype) for dtype in (torch.float32, torch.float64)}
+    sides = {dtype: copy_module(module).to(dtype) for dtype in (torch.float32, torch.float64)}
     rng = np.random.default_rng(seed)
     result = Comparison(training)
     names = [s.name for s in training.inputs] + ([s.name for s in training.labels] if Loss.of(loss) is None or Loss.of(loss).name == "output" else [])
