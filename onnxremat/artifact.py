@@ -208,7 +208,7 @@ def save_checkpoint(folder: Path, target: Target, trainable: Mapping[str, Array]
     from .runtime.ort import bindings
 
     def serialize(arrays: Mapping[str, Array]) -> list[bytes]:
-        return [onnx.numpy_helper.from_array(np.ascontiguousarray(a), name).SerializeToString() for name, a in arrays.items()]
+        return [onnx.numpy_helper.from_array(np.asarray(a, order="C"), name).SerializeToString() for name, a in arrays.items()]
 
     bindings().save_checkpoint(serialize(trainable), serialize(frozen), str(folder / CHECKPOINT), False)
 

@@ -118,6 +118,27 @@ def test_frozen_parameters_stay(tmp_path: Path) -> None:
         compiled(tmp_path / "other", Optimizer(), freeze=["backbone.*"])
 
 
+class Scalars(nn.Module):
+    """A parameter and a counter without axes, both used where one axis more would be wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out, self.scale = nn.Linear(4, 2), nn.Parameter(torch.tensor(0.5))
+        self.register_buffer("seen", torch.ones(2))
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        self.seen[0] = self.count
+        return self.out(x) * torch.stack([self.scale, self.scale.exp()]) + self.seen
+
+
+def test_scalars_keep_their_shape(tmp_path: Path) -> None:
+    artifact = compile_model(Scalars(), tmp_path / "a", inputs=["x=3x4"], loss="mse", costs="analytic", time_limit=1)
+    assert {name: artifact.parameters()[name].shape for name in ("scale", "count")} == {"scale": (), "count": ()}
+    assert artifact.manifest["verification"]["passed"]
+
+
 def test_schedules() -> None:
     assert [rate_schedule("constant", 2.0, 4)(i) for i in range(4)] == [2.0] * 4
     assert [rate_schedule("linear", 2.0, 5, 1)(i) for i in range(5)] == [2.0, 2.0, 1.5, 1.0, 0.5]

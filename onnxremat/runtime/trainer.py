@@ -317,7 +317,7 @@ class Trainer:
                 )
             if not np.can_cast(array.dtype, spec.dtype, "same_kind"):
                 raise UsageError(f"'{name}' has dtype {array.dtype}, the artifact wants {spec.dtype}")
-            found[name] = np.ascontiguousarray(array, spec.dtype)
+            found[name] = np.asarray(array, spec.dtype, order="C")
             if spec in self.artifact.labels:
                 self._require_classes(spec, found[name])
         return found
