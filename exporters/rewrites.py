@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["contiguous_views", "float_bounds", "rewrite_dropouts"]
+__all__ = ["contiguous_views", "expand_copies", "float_bounds", "rewrite_dropouts"]
 
 _IN_PLACE = frozenset({torch.ops.aten.dropout_.default})
 
@@ -92,6 +92,21 @@ def float_bounds(program: torch.export.ExportedProgram) -> None:
         if node.op == "call_function" and node.target in clamps and node.meta["val"].dtype.is_floating_point:
             node.args = tuple(float(a) if isinstance(a, int) else a for a in node.args)
             node.kwargs = {key: float(a) if isinstance(a, int) else a for key, a in node.kwargs.items()}
+    program.graph_module.recompile()
+
+
+def expand_copies(program: torch.export.ExportedProgram) -> None:
+    """Expands what ``copy_`` broadcasts, in place: a copy into a view becomes a scatter, which wants the whole shape."""
+    graph = program.graph_module.graph
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target is not torch.ops.aten.copy_.default or not isinstance(node.args[1], fx.Node):
+            continue
+        source, shape = node.args[1], list(node.args[0].meta["val"].shape)
+        if list(source.meta["val"].shape) != shape:
+            with graph.inserting_before(node):
+                wide = graph.call_function(torch.ops.aten.expand.default, (source, shape))
+            wide.meta = dict(node.meta) | {"val": source.meta["val"].expand(shape)}
+            node.args = (node.args[0], wide, *node.args[2:])
     program.graph_module.recompile()
 
 

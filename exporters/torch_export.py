@@ -23,7 +23,7 @@ from .losses import Loss, append_loss
 from .noop import STOP_GRADIENT
 from .places import user_line
 from .quiet import quiet
-from .rewrites import contiguous_views, float_bounds, rewrite_dropouts
+from .rewrites import contiguous_views, expand_copies, float_bounds, rewrite_dropouts
 from .roles import final_names, rename_values
 from .stop_gradient import remove_idle_detaches, shield_detaches, unshield_detaches
 from .strided import resolve_strides
@@ -79,6 +79,7 @@ def export_torch(
     rewrite_dropouts(traced.program)
     resolve_strides(traced.program)
     float_bounds(traced.program)
+    expand_copies(traced.program)
     contiguous_views(traced.program)
     program = _to_onnx(module, traced)
     graph = _with_roles(module, traced, program, specs, tuple(labels) if own_loss else ())

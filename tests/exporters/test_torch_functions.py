@@ -69,6 +69,7 @@ def diagonals_written(h: torch.Tensor) -> torch.Tensor:
     products.diagonal(dim1=1, dim2=2).mul_(2)
     products.diagonal(1, 1, 2).copy_(h[:, :5])
     products[0].diagonal(-2).zero_()
+    products[1].T[1:].copy_(h[0, :6])
     return products
 
 
