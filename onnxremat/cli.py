@@ -19,6 +19,10 @@ __all__ = ["build_parser", "main"]
 _BROKEN_PIPE = 141
 
 
+class _Terminated(BaseException):
+    """SIGTERM: what was begun is taken away again, as after Ctrl-C."""
+
+
 def build_parser() -> Any:
     """The parser with all commands."""
     from .commands import cache, compile, inspect, plan, run, tradeoff, zoo
@@ -42,10 +46,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code (0 ok, 1 error, 2 usage, 3 budget infeasible, 4 verification failed)."""
     if sys.stderr is None:  # closed by the caller
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if argv is None:  # the program itself, whose signals are its own affair
+        signal.signal(signal.SIGTERM, _terminate)
     try:
         return _delivered(_main(list(sys.argv[1:] if argv is None else argv)))
     except SystemExit as ended:  # after --help and --version
         raise SystemExit(_delivered(int(ended.code or 0))) from None
+
+
+def _terminate(*_: object) -> None:
+    raise _Terminated
 
 
 def _main(arguments: list[str]) -> int:
@@ -63,6 +73,8 @@ def _main(arguments: list[str]) -> int:
         return _fail(error, error.exit_code, debug, as_json, {})
     except KeyboardInterrupt:
         return _fail(OnnxRematError("interrupted"), 128 + signal.SIGINT, False, as_json, {})
+    except _Terminated:
+        return _fail(OnnxRematError("terminated"), 128 + signal.SIGTERM, False, as_json, {})
     except BrokenPipeError:
         return _BROKEN_PIPE
     except Exception as error:

@@ -403,6 +403,28 @@ def test_ctrl_c_is_json_too(capsys: Capture, monkeypatch: pytest.MonkeyPatch) ->
     assert _json(capsys, "zoo", "list", code=130) == {"error": "interrupted", "exit_code": 130}
 
 
+def test_sigterm_leaves_nothing_half_written(tmp_path: Path) -> None:
+    """As a batch system ends a job that takes too long: in the middle of writing an artifact."""
+    program = f"""
+import os, signal, sys, time
+from pathlib import Path
+from onnxremat import cli, doctor, files
+
+def write():
+    with files.whole_folder(Path({str(tmp_path / "out")!r}), ()) as staging:
+        (staging / "half").write_text("...")
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+doctor.examine = write
+sys.argv = ["onnxremat", "doctor", "--json"]
+sys.exit(cli.main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
+    assert done.returncode == 143 and json.loads(done.stdout) == {"error": "terminated", "exit_code": 143}, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_usage(capsys: Capture) -> None:
     assert "required" in _fails(capsys, 2)
     assert "invalid choice" in _fails(capsys, 2, "bake")
