@@ -314,7 +314,7 @@ def node_costs(training: TrainingGraph, model_path: Path, request: Request, prog
     """Costs of the unscheduled step as the request wants them."""
     if request.costs == "analytic":
         if request.cuda is None:
-            return analytic_costs(training.graph)
+            return analytic_costs(training.graph, threads=request.threads)
         return replace(analytic_costs(training.graph, GPU), workspace_bytes=gpu_workspace(training.graph))
     progress("measuring the unscheduled step on this machine")
     first = {LEARNING_RATE: np.array([training.optimizer.learning_rate], np.float32), STEP: np.ones(1, np.int64)}

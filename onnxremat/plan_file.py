@@ -12,7 +12,7 @@ from .costs.transfer import Swap, swap_channel
 from .errors import BudgetInfeasible, OnnxRematError, UsageError
 from .foreign import problem_from_file
 from .progress import planning_messages
-from .scheduler import Infeasible, Outcome, Plan, Problem, compare, evaluate, minimum_budget, solve
+from .scheduler import Infeasible, Outcome, Plan, Problem, compare, evaluate, smallest_plan, solve
 from .units import format_bytes
 
 __all__ = ["ALL", "Planned", "plan_file"]
@@ -146,14 +146,18 @@ def plan_file(
     unscheduled = evaluate(problem, range(len(problem.ops)))
     wanted = parse_budget(budget, None)
     peak = unscheduled.peak_bytes
-    size = minimum_budget(problem, time_limit, seed) if wanted.smallest else wanted.resolve(problem.resident_bytes, peak)
+    tightest = smallest_plan(problem, time_limit, seed) if wanted.smallest else None
+    size = wanted.resolve(problem.resident_bytes, peak) if tightest is None else tightest.peak_bytes
     tell = planning_messages(unscheduled.seconds, "s" if problem.unit == "seconds" else problem.unit, say)
     if strategy == ALL:
         outcomes = tuple(compare(problem, size, time_limit=time_limit, seed=seed, progress=tell, work_limit=work_limit))
         return Planned(problem, size, outcomes[0].plan, outcomes)
+    hint = None if tightest is None or tightest.swapped_tensors else tightest.sequence
     try:
-        return Planned(problem, size, solve(problem, size, strategy, time_limit, seed, tell, work_limit=work_limit))
+        return Planned(problem, size, solve(problem, size, strategy, time_limit, seed, tell, hint=hint, work_limit=work_limit))
     except Infeasible as error:
+        if tightest is not None and strategy == "auto":
+            return Planned(problem, size, replace(tightest, strategy=strategy))  # the search did not come upon it again
         raise BudgetInfeasible(str(error), error.minimum_budget_bytes) from error
 
 

@@ -53,8 +53,8 @@ def flops(node: ir.Node) -> int:
     return 0
 
 
-def analytic_costs(graph: ir.Graph, machine: Machine = Machine()) -> Costs:
-    """Costs of every node from shapes alone."""
+def analytic_costs(graph: ir.Graph, machine: Machine = Machine(), threads: int = 0) -> Costs:
+    """Costs of every node from shapes alone; each of ``threads`` (0: one for each core) has scratch of its own."""
     seconds: dict[str, float] = {}
     workspace: dict[str, int] = {}
     for node in graph:
@@ -64,7 +64,7 @@ def analytic_costs(graph: ir.Graph, machine: Machine = Machine()) -> Costs:
             continue
         moved = sum(nbytes(v) for v in node.inputs if v is not None) + sum(nbytes(v) for v in node.outputs if v.name)
         seconds[name] = machine.overhead + max(flops(node) / machine.flops, moved / machine.bandwidth)
-        workspace[name] = known_workspace(node) or 0
+        workspace[name] = known_workspace(node, threads) or 0
     return Costs(seconds, workspace, origin=f"analytic: {machine.flops:.3g} FLOP/s, {machine.bandwidth:.3g} B/s")
 
 

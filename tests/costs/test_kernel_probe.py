@@ -236,3 +236,10 @@ def test_analytic_costs_are_a_roofline() -> None:
     assert costs.seconds["Tanh"] == pytest.approx(1e-6 + 2 * 64 * 64 * 4 / 1e9)
     assert costs.seconds["Flatten"] == 0
     assert costs.origin.startswith("analytic")
+
+
+def test_scratch_of_as_many_threads_as_are_asked_for() -> None:
+    conv = _conv(2, 32, 32, 64, 3)
+    graph = ir.Graph([v for v in conv.inputs if v is not None], list(conv.outputs), nodes=[conv], opset_imports={"": 20})
+    one, three = (analytic_costs(graph, threads=n).workspace_bytes["Conv"] for n in (1, 3))
+    assert three == 3 * one > 0

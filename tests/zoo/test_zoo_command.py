@@ -179,7 +179,8 @@ def hanging_run(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]
     told = tmp_path / "pid"
     environment = os.environ | {"ONNXREMAT_TEST_PID": str(told)}
     command = [sys.executable, "-m", "onnxremat", "zoo", "compile", MANIFEST, "--only", "hangs", "--budget", "min", "-o", str(tmp_path / "run")]
-    run = subprocess.Popen([*command, *FAST], cwd=ROOT, env=environment)
+    # A shell that runs the tests in the background has its children ignore Ctrl-C.
+    run = subprocess.Popen([*command, *FAST], cwd=ROOT, env=environment, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     deadline = time.monotonic() + 120
     while not (told.exists() and told.read_text(encoding="utf-8")) and time.monotonic() < deadline:
         time.sleep(0.05)
