@@ -15,6 +15,7 @@ from torch import fx
 from .embedding import padding_row
 from .errors import ExportError
 from .forward_graph import PADDING_INDEX, ForwardGraph
+from .known_values import written_arguments
 from .noop import STOP_GRADIENT, constant_of
 from .places import scope_of, user_line
 from .trace import TracedModule
@@ -85,9 +86,10 @@ def program_facts(traced: TracedModule) -> ProgramFacts:
             continue
         reached = any(source in differentiable for source in node.all_input_nodes)
         is_detach = _base_name(node) in ("detach", "detach_", "detach_copy")
-        if reached and not is_detach and _is_float(node):
+        shape_only = _base_name(node).endswith("_like") or _base_name(node).startswith("new_")
+        if reached and not is_detach and not shape_only and _is_float(node):
             differentiable.add(node)
-        state.update(buffers[source.name] for source in _written(node) if source.name in buffers)
+        state.update(buffers[source.name] for source in written_arguments(node) if source.name in buffers)
         try:
             effect = _effect(node, reached)
         except ExportError as error:
@@ -181,7 +183,7 @@ def _is_active(node: ir.Node, protected: frozenset[str]) -> bool:
 
 def _live(graph: fx.Graph) -> set[fx.Node]:
     """Nodes that an output or a mutation depends on."""
-    stack = [node for node in graph.nodes if node.op == "output" or _written(node)]
+    stack = [node for node in graph.nodes if node.op == "output" or written_arguments(node)]
     live: set[fx.Node] = set()
     while stack:
         node = stack.pop()
@@ -195,7 +197,7 @@ def _read_by(graph: fx.Graph, outputs: int) -> set[fx.Node]:
     """Nodes that the first so many outputs depend on, by their arguments and by what writes to these."""
     writers: dict[fx.Node, list[fx.Node]] = {}
     for node in graph.nodes:
-        for target in _written(node):
+        for target in written_arguments(node):
             writers.setdefault(target, []).append(node)
     (end,) = (node for node in graph.nodes if node.op == "output")
     pending = [value for value in end.args[0][:outputs] if isinstance(value, fx.Node)]
@@ -206,19 +208,6 @@ def _read_by(graph: fx.Graph, outputs: int) -> set[fx.Node]:
             found.add(node)
             pending += [*node.all_input_nodes, *writers.get(node, [])]
     return found
-
-
-def _written(node: fx.Node) -> list[fx.Node]:
-    """Arguments that a node writes to: in-place operands, and the running statistics of a training batch_norm."""
-    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-        return []
-    name = _base_name(node)
-    if name == "batch_norm":
-        written = [node.args[3], node.args[4]] if node.args[5] else []
-        return [arg for arg in written if isinstance(arg, fx.Node)]
-    arguments = node.target._schema.arguments
-    written = [arg for spec, arg in zip(arguments, node.args, strict=False) if spec.alias_info is not None and spec.alias_info.is_write]
-    return [arg for arg in written if isinstance(arg, fx.Node)]
 
 
 def _base_name(node: fx.Node) -> str:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from .equal_masks import EQUAL_MASKS
 from .errors import ExportError
 from .functional_ctc import ctc_loss
 from .functional_recurrent import RECURRENT
@@ -39,6 +40,7 @@ def stand_ins() -> tuple[tuple[Any, str, Any], ...]:
         (torch, "fake_quantize_per_tensor_affine", fake_quantize),
         (torch, "fake_quantize_per_channel_affine", fake_quantize_channels),
         *RECURRENT,
+        *EQUAL_MASKS,
     )
 
 

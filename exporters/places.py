@@ -17,12 +17,14 @@ _STACK = "pkg.torch.onnx.stack_trace"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]+\n?[ \t]*([^\n]*)')
 #: Paths of torch's own files, wherever the exporter ran.
 _TORCH = re.compile(r"[/\\](site|dist)-packages[/\\]torch[/\\]")
+#: This folder, whose stand-ins for functions of torch are no code of the user.
+_HERE = str(PurePath(__file__).parent)
 
 
 def user_line(stack: str) -> str:
-    """`` at FILE:LINE (code)`` of the innermost frame outside torch, or an empty string."""
+    """`` at FILE:LINE (code)`` of the innermost frame outside torch and this folder, or an empty string."""
     for file, line, code in reversed(_FRAME.findall(stack)):
-        if not _TORCH.search(file) and not file.startswith("<"):
+        if not _TORCH.search(file) and not file.startswith(("<", _HERE)):
             return f" at {PurePath(file).name}:{line}" + (f" ({code.strip()})" if code.strip() else "")
     return ""
 

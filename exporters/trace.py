@@ -22,10 +22,12 @@ from .autograd_functions import UnprovenFunction, custom_functions_as, forward_o
 from .checkpoints import whole_checkpoints
 from .errors import ExportError
 from .functional import stand_ins
+from .masked_selections import resolve_selections
 from .module_copy import copy_module
 from .no_grad import inline_grad_regions
 from .places import user_line
 from .quiet import quiet
+from .selections import WAY_OUT
 
 __all__ = ["TracedModule", "bind_inputs", "refuse_written_parameters", "trace_module", "without_effect"]
 
@@ -147,6 +149,7 @@ def _trace(module: nn.Module, names: Sequence[str], example: Sequence[torch.Tens
     if failure is not None:  # told here, where the module is its own again
         raise _untraceable(module, failure, lambda: _runs(module, keywords, example)) from failure
     inline_grad_regions(program)
+    resolve_selections(program)
     _check_values(module, program)
     return TracedModule(program, tuple(recorded), buffers)
 
@@ -236,7 +239,7 @@ def _check_values(module: nn.Module, program: torch.export.ExportedProgram) -> N
             if not isinstance(tensor, torch.Tensor):
                 continue
             if not all(isinstance(d, int) for d in tensor.shape):
-                way_out = "give output_size" if "repeat_interleave" in str(node.target) else "use masks of a fixed shape"
+                way_out = "give output_size" if "repeat_interleave" in str(node.target) else WAY_OUT
                 raise ExportError(f"{node.target}{line}", f"its output shape {tuple(tensor.shape)} depends on data", way_out)
             if tensor.dtype.is_complex:
                 raise ExportError(f"{node.target}{line}", "complex tensors have no gradient here", "use pairs of real tensors")

@@ -353,7 +353,7 @@ REFUSALS: dict[str, tuple[Callable[[torch.Tensor], object], str]] = {
         r"joined into one vector .*pad them to \(N, S\)",
     ),
     "without replacement": (lambda h: h.softmax(1).multinomial(3) * h[:, :3], "multinomial.*Gumbel"),
-    "selected": (lambda h: h.masked_select(h > 0), "masked_select.*depends on data"),
+    "selected": (lambda h: h.masked_select(h > 0), "depends on data; compute the mask once"),
 }
 
 
