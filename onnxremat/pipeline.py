@@ -327,7 +327,7 @@ def node_costs(training: TrainingGraph, model_path: Path, request: Request, prog
 
 def training_problem(training: TrainingGraph, costs: Costs, name: str, target: Target = ORT_TRAINING) -> Problem:
     """The scheduling problem of a training graph, optimizer phase included."""
-    resident = training.resident() | {"runtime": RUNTIME_BYTES + heap_bytes(training.graph)}
+    resident = training.resident() | {"runtime": RUNTIME_BYTES + heap_bytes(training.graph, target.tokens)}
     optimizer_peak = 0 if training.optimizer.in_graph else sum(resident.values()) + _optimizer_bytes(training)
     return scheduling_problem(training.graph, costs, resident, name, optimizer_peak, target.shares_measured)
 

@@ -75,12 +75,19 @@ def gpu_workspace(graph: ir.Graph) -> dict[str, int]:
     return {str(node.name): _CUDNN_BYTES for node in graph if node.op_type in ("Conv", "ConvTranspose", "ConvGrad", "ConvTransposeGrad")}
 
 
-def heap_bytes(graph: ir.Graph) -> int:
-    """The most scratch bytes that a kernel takes from the heap instead of the arena.
+#: What the runtime keeps on the heap, until a run ends, of a node and the helpers that force its order: of ResNet-50 and BERT, with 4,900 nodes
+#: and 16,000 helpers, about 4 MiB.
+_TOKEN_BYTES = 800
 
-    ScatterElements copies its indices into a vector.  What the heap gave once it keeps, so this counts during the whole step.
+
+def heap_bytes(graph: ir.Graph, tokens: bool = False) -> int:
+    """Scratch bytes that kernels take from the heap instead of the arena.
+
+    ScatterElements copies its indices into a vector.  What the heap gave once it keeps, so this counts during the whole step.  A vector takes
+    the place of the one before it, unless nodes are ordered by ``tokens``: then so many small objects are made in between that each gets its own.
     """
-    return max((8 * int(np.prod(_shape(n.inputs[1]), dtype=np.int64)) for n in graph if n.op_type == "ScatterElements"), default=0)
+    vectors = [8 * int(np.prod(_shape(n.inputs[1]), dtype=np.int64)) for n in graph if n.op_type == "ScatterElements"]
+    return sum(vectors) + _TOKEN_BYTES * len(graph) if tokens else max(vectors, default=0)
 
 
 def known_workspace(node: ir.Node, threads: int = 0) -> int | None:

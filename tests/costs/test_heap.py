@@ -29,3 +29,16 @@ def test_a_graph_without_such_kernels_takes_none() -> None:
     graph = ir.Graph([value], [], nodes=[], opset_imports={"": 20}, name="plain")
     GraphBuilder(graph)("Add", value, np.float32(1))
     assert heap_bytes(graph) == 0
+
+
+def test_vectors_add_up_where_helpers_order_the_nodes() -> None:
+    """With tokens, a small object for each node and helper comes to lie where the vector before was."""
+    data = ir.Value(name="data", shape=ir.Shape((64, 8)), type=ir.TensorType(ir.DataType.FLOAT))
+    indices = ir.Value(name="indices", shape=ir.Shape((32, 8)), type=ir.TensorType(ir.DataType.INT64))
+    rows = ir.Value(name="rows", shape=ir.Shape((32, 8)), type=ir.TensorType(ir.DataType.FLOAT))
+    graph = ir.Graph([data, indices, rows], [], nodes=[], opset_imports={"": 20}, name="scatters")
+    op = GraphBuilder(graph)
+    op("ScatterElements", op("ScatterElements", data, indices, rows, axis=0), indices, rows, axis=0)
+    vector = 8 * 32 * 8
+    assert heap_bytes(graph) == vector
+    assert heap_bytes(graph, tokens=True) >= 2 * vector + 2 * 100
