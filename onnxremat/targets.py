@@ -17,7 +17,8 @@ from .errors import DifferentiationError, UsageError
 from .graph import Expr, GraphBuilder
 from .nchwc import NCHWC
 from .ops import MS
-from .portable.lowerings import LOWERINGS, threaded_weight_gradient, unpooled
+from .portable.lowerings import LOWERINGS, unpooled
+from .portable.weight_gradient import threaded_weight_gradient
 from .portable.writes import lower_writes
 
 #: What the name of an artifact's target ends in where its graph swaps tensors by operators of onnxremat's own.

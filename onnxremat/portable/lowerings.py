@@ -1,7 +1,8 @@
 """Training kernels of ONNX Runtime in standard operators, one function a kernel.
 
 Each takes the context of one node and returns a replacement for each of its outputs.  ``benchmarks/lowerings.py`` times both forms: where
-the standard operators are the faster ones (:func:`unpooled`, :func:`threaded_weight_gradient`), every target of the CPU has them.
+the standard operators are the faster ones (:func:`unpooled`, :func:`.weight_gradient.threaded_weight_gradient`), every target of the CPU
+has them.
 """
 
 from __future__ import annotations
@@ -15,84 +16,9 @@ import onnx_ir as ir
 
 from ..autodiff.context import Context
 from ..graph import Expr
+from .weight_gradient import weight_gradient
 
 MS = "com.microsoft"
-
-
-#: From so many input channels and output positions of a batch on, dW as one convolution is faster than its kernel (benchmarks/lowerings.py).
-_CHANNELS, _POSITIONS = 8, 256
-
-
-def weight_gradient(c: Context) -> Sequence[Expr | None]:
-    """ConvGrad's dW: a convolution of X with G as the kernel, in which images are what channels were.
-
-    ``dW[o, i, k] = sum over n, j of G[n, o, j] X[n, i, s j + d k - p]``: the stride becomes the dilation, the dilation the stride.
-    """
-    if c.node.outputs[0].name or any(v.name for v in c.node.outputs[2:]):
-        raise c.refuse("of ConvGrad only the gradient of the weights is written in standard operators")
-    g, x, w = c.input(0), c.x1, c.input(2)
-    spatial, group = w.rank - 2, int(c.attr("group", 1))
-    strides, dilations = c.attr("strides", [1] * spatial), c.attr("dilations", [1] * spatial)
-    pads = c.attr("pads", [0] * 2 * spatial)
-    if _is_product(w.shape[2:], strides, pads, group):
-        return [None, _pointwise_weight_gradient(g, x, w)]
-    if group == 1 and spatial <= 2:  # the runtime's convolutions have three dimensions at most
-        # The channels of X are one more dimension, the last: its pixels are unfolded by rows of them, piece by piece on all threads.
-        images, row = x.transpose([0, *range(2, x.rank), 1]).reshape([1, x.shape[0], *x.shape[2:], x.shape[1]]), [1]
-    else:
-        images, row = _images_as_channels(x, group), []
-    kernel = g.transpose([1, 0, *range(2, g.rank)])
-    ends = [
-        (g.shape[2 + i] - 1) * strides[i] + (w.shape[2 + i] - 1) * dilations[i] + 1 - x.shape[2 + i] - pads[i] for i in range(spatial)
-    ]
-    made: Expr = c.op(
-        "Conv",
-        images,
-        kernel.reshape([*kernel.shape, *row]),
-        kernel_shape=[*g.shape[2:], *row],
-        strides=[*dilations, *row],
-        dilations=[*strides, *row],
-        pads=[*pads[:spatial], *[0] * len(row), *[max(0, end) for end in ends], *[0] * len(row)],
-        group=group,
-    )
-    axes = [2 + i for i in range(spatial) if ends[i] < 0 and made.shape[2 + i] != w.shape[2 + i]]
-    if axes:  # pixels that no window reaches
-        made = made.slice([0] * len(axes), [w.shape[a] for a in axes], axes)
-    if row:
-        outs, ins = w.shape[:2]
-        return [None, made.reshape([outs, math.prod(w.shape[2:]), ins]).transpose([0, 2, 1]).reshape(w.shape)]
-    return [None, made.transpose([1, 0, *range(2, 2 + spatial)])]
-
-
-def _images_as_channels(x: Expr, group: int) -> Expr:
-    """Images and channels exchanged; the images of a group are its channels."""
-    batch, ins = x.shape[0], x.shape[1] // group
-    if group == 1:
-        return x.transpose([1, 0, *range(2, x.rank)])
-    images = x.reshape([batch, group, ins, *x.shape[2:]]).transpose([2, 1, 0, *range(3, x.rank + 1)])
-    return images.reshape([ins, group * batch, *x.shape[2:]])
-
-
-def threaded_weight_gradient(c: Context) -> Sequence[Expr | None] | None:
-    """ConvGrad's dW as one convolution where that is faster: the kernel unfolds every image in one thread, and waits for memory."""
-    g, w = c.input(0), c.input(2)
-    taps, positions = math.prod(w.shape[2:]), g.shape[0] * math.prod(g.shape[2:])
-    if w.rank != 4 or taps == 1 or int(c.attr("group", 1)) != 1 or w.shape[1] < _CHANNELS or positions < _POSITIONS:
-        return None
-    # Of fewer results than filters the convolution would unfold all of a batch at once.
-    return weight_gradient(c) if w.shape[0] <= w.shape[1] * taps else None
-
-
-def _is_product(kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int], group: int) -> bool:
-    return group == 1 and math.prod(kernel) == 1 and all(s == 1 for s in strides) and not any(pads)
-
-
-def _pointwise_weight_gradient(g: Expr, x: Expr, w: Expr) -> Expr:
-    """Of a convolution with windows of one pixel: a product over images and pixels."""
-    rows = [math.prod(v.shape[:1]) * math.prod(v.shape[2:]) for v in (g, x)]
-    left = g.transpose([1, 0, *range(2, g.rank)]).reshape([g.shape[1], rows[0]])
-    right = x.transpose([1, 0, *range(2, x.rank)]).reshape([x.shape[1], rows[1]])
-    return g.op("Gemm", left, right, transB=1).reshape(w.shape)
 
 
 def unpooled(c: Context) -> Sequence[Expr | None] | None:

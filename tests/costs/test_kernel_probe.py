@@ -139,11 +139,11 @@ def _conv(n: int, c: int, m: int, size: int, kernel: int, stride: int = 1, group
     return _node("Conv", [_value("x", (n, c, size, size)), _value("w", (m, c // group, kernel, kernel))], [(n, m, out, out)], **attributes)
 
 
-def _weight_gradient_conv(n: int, c: int, m: int, size: int, kernel: int) -> ir.Node:
+def _weight_gradient_conv(n: int, c: int, m: int, size: int, kernel: int, groups: int = 1) -> ir.Node:
     """The gradient of a convolution's weights as a convolution over rows, columns and channels."""
-    inputs = [_value("x", (1, n, size, size, c)), _value("w", (m, n, size, size, 1))]
-    attributes = {"pads": [kernel // 2, kernel // 2, 0] * 2, "strides": [1] * 3, "kernel_shape": [size, size, 1], "group": 1}
-    return _node("Conv", inputs, [(1, m, kernel, kernel, c)], **attributes)
+    inputs = [_value("x", (1, n, size, size, c)), _value("w", (groups * m, n // groups, size, size, 1))]
+    attributes = {"pads": [kernel // 2, kernel // 2, 0] * 2, "strides": [1] * 3, "kernel_shape": [size, size, 1], "group": groups}
+    return _node("Conv", inputs, [(1, groups * m, kernel, kernel, c)], **attributes)
 
 
 def _blocked_conv(n: int, c: int, m: int, size: int, kernel: int) -> ir.Node:
@@ -177,6 +177,8 @@ SCRATCH = {
     "conv depthwise": (_conv(2, 64, 64, 64, 3, group=64), 0),
     "conv over channels": (_weight_gradient_conv(4, 64, 64, 64, 3), 0),
     "conv over few channels": (_weight_gradient_conv(2, 2, 64, 128, 3), MIB),
+    "conv over channels, images as groups": (_weight_gradient_conv(4, 16, 64, 64, 3, groups=4), 0),
+    "conv over few channels, images as groups": (_weight_gradient_conv(4, 2, 64, 128, 3, groups=4), MIB // 4),
     "conv blocked": (_blocked_conv(2, 256, 512, 20, 3), 0),
     "conv grad": (_conv_grad(2, 32, 32, 64, 3), 4 * MIB),
     "conv grad 5x5": (_conv_grad(2, 16, 24, 64, 5), 6 * MIB),

@@ -35,13 +35,20 @@ def _conv(batch: int, channels: int, size: tuple[int, ...], outs: int, kernel: t
 
 
 CONVS = {
-    "plain": _conv(3, 4, (7, 9), 5, (3, 3), pads=[1, 1, 1, 1]),
+    "plain": _conv(3, 8, (7, 9), 8, (3, 3), pads=[1, 1, 1, 1]),
     "strided, pixels left over": _conv(2, 3, (8, 10), 4, (3, 2), strides=[2, 3]),
     "dilated, uneven pads": _conv(2, 3, (9, 9), 4, (3, 3), dilations=[2, 1], pads=[2, 0, 1, 1]),
     "grouped": _conv(2, 6, (6, 6), 4, (3, 3), group=2, pads=[1, 1, 1, 1]),
     "depthwise, strided": _conv(3, 4, (9, 9), 8, (5, 5), group=4, strides=[2, 2], pads=[2, 2, 2, 2]),
     "pads beyond the window": _conv(2, 3, (6, 6), 4, (2, 3), pads=[3, 2, 2, 4]),
     "three dimensions": _conv(2, 3, (5, 4, 6), 4, (3, 2, 3), pads=[1, 0, 1, 1, 1, 1]),
+    "images as groups": _conv(3, 4, (7, 9), 5, (3, 3), pads=[1, 1, 1, 1]),
+    "images as groups, strided": _conv(3, 2, (11, 12), 5, (3, 3), strides=[2, 2], pads=[1, 1, 1, 1]),
+    "narrowing": _conv(3, 12, (5, 6), 8, (3, 3), pads=[1, 1, 1, 1]),
+    "narrowing, images as groups": _conv(3, 12, (13, 13), 8, (3, 3), pads=[1, 1, 1, 1]),
+    "narrowing, dilated, uneven": _conv(2, 12, (13, 14), 8, (3, 2), dilations=[2, 3], pads=[2, 0, 1, 3]),
+    "narrowing, pads beyond the window": _conv(2, 12, (6, 6), 8, (2, 3), pads=[3, 2, 2, 4]),
+    "narrowing, one dimension": _conv(3, 12, (40,), 8, (3,), pads=[1, 1]),
     "pointwise": _conv(2, 5, (4, 3), 6, (1, 1)),
     "pointwise, strided": _conv(2, 5, (5, 5), 6, (1, 1), strides=[2, 2]),
 }
