@@ -6,7 +6,8 @@ import importlib
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -14,8 +15,23 @@ from typing import Any
 _REST_SECONDS = 0.05
 
 
-def in_turns(makers: Mapping[str, tuple[str, Mapping[str, Any]]], turns: int) -> dict[str, list[float]]:
-    """Seconds of each step of each process.
+@dataclass
+class Runs:
+    """What one process did.
+
+    Attributes:
+        seconds: of each step.
+        figures: what ``step.figures()`` told at the end, where the step has that.
+        error: why it stopped, empty where it did not.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+
+def in_turns(makers: Mapping[str, tuple[str, Mapping[str, Any]]], turns: int) -> dict[str, Runs]:
+    """Steps of several processes, in turns.
 
     Args:
         makers: name -> ``module:function`` and its arguments; the function returns the step, as something to call.
@@ -23,39 +39,59 @@ def in_turns(makers: Mapping[str, tuple[str, Mapping[str, Any]]], turns: int) ->
     """
     context = multiprocessing.get_context("spawn")
     pipes = {name: context.Pipe() for name in makers}
-    processes = [context.Process(target=_serve, args=(pipes[name][1], *makers[name])) for name in makers]
+    processes = [context.Process(target=_serve, args=(pipes[name][1], *makers[name]), daemon=True) for name in makers]
     for process in processes:
         process.start()
     for _, theirs in pipes.values():
         theirs.close()  # a process that dies is then an end of file
-    try:
-        seconds: dict[str, list[float]] = {name: [] for name in makers}
-        for _ in range(1 + turns):
-            for name, (ours, _) in pipes.items():
-                ours.send(None)
-                seconds[name].append(ours.recv())
-                time.sleep(_REST_SECONDS)
-        return {name: values[1:] for name, values in seconds.items()}
-    finally:
-        for ours, _ in pipes.values():
-            ours.close()
-        for process in processes:
-            process.join()
+    runs = {name: Runs() for name in makers}
+    for turn in range(1 + turns):
+        for name, run in runs.items():
+            seconds = None if run.error else _ask(pipes[name][0], "step", run)
+            if turn and seconds is not None:
+                run.seconds.append(seconds)
+            time.sleep(_REST_SECONDS)
+    for name, run in runs.items():
+        if not run.error:
+            run.figures = _ask(pipes[name][0], "figures", run) or {}
+        pipes[name][0].close()
+    for process in processes:
+        process.join()
+    return runs
 
 
-def ratio(over: list[float], under: list[float]) -> float:
+def ratio(over: Sequence[float], under: Sequence[float]) -> float:
     """Median of the ratios of neighbouring turns."""
     return statistics.median(a / b for a, b in zip(over, under, strict=True))
 
 
+def _ask(pipe: Connection, question: str, run: Runs) -> Any:
+    """The answer; None where the process failed, and why in ``run``."""
+    try:
+        pipe.send(question)
+        answer, run.error = pipe.recv()
+    except (EOFError, OSError):
+        answer, run.error = None, "the process ended"
+    return answer
+
+
 def _serve(pipe: Connection, function: str, arguments: Mapping[str, Any]) -> None:
     module, name = function.split(":")
-    step: Callable[[], object] = getattr(importlib.import_module(module), name)(**arguments)
+    step: Callable[[], object] | None = None
     while True:
         try:
-            pipe.recv()
+            question = pipe.recv()
         except EOFError:
             return
-        begin = time.perf_counter()
-        step()
-        pipe.send(time.perf_counter() - begin)
+        try:
+            if step is None:
+                step = getattr(importlib.import_module(module), name)(**arguments)
+                assert step is not None
+            begin = time.perf_counter()
+            if question == "step":
+                step()
+                pipe.send((time.perf_counter() - begin, ""))
+            else:
+                pipe.send((step.figures() if hasattr(step, "figures") else None, ""))
+        except Exception as error:
+            pipe.send((None, " ".join(f"{type(error).__name__}: {error}".split())[-160:]))

@@ -1,10 +1,10 @@
 """Training the same models with torch, with ONNX Runtime's own artifacts, and with onnxremat: step time, peak, largest batch.
 
-    python -m benchmarks.side_by_side -o DIR [--rounds 3] [--steps 3] [--budgets 100%,70%,50%,35%] [--batches] [MODEL ...]
+    python -m benchmarks.side_by_side -o DIR [--turns 7] [--budgets 100%,70%,50%,35%] [--batches] [MODEL ...]
 
-Every side runs forward, backward and AdamW on the same batch with the same threads, each run in a process of its own, the sides interleaved
-round by round.  Results are kept in DIR, one file a model, and a model that has one is not run again.  ``--batches`` also looks for the largest
-batch in the memory that torch eager needs for the given one.
+Every side runs forward, backward and AdamW on the same batch with the same threads, each in a process of its own, and they take turns step by
+step.  Times are medians; relative ones are medians of the ratios of neighbouring turns.  Results are kept in DIR, one file a model, and a model
+that has one is not run again.  ``--batches`` also looks for the largest batch in the memory that torch eager needs for the given one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.common import machine, table
 from benchmarks.side_by_side.cases import MODELS
 from benchmarks.side_by_side.sides import largest_batch
+from benchmarks.turns import in_turns, ratio
 from onnxremat.files import write_text
 from onnxremat.runtime import worker
 
@@ -44,16 +45,17 @@ def compare(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
     """All sides of one model: side -> seconds, peak, and more."""
     model = MODELS[name]
     found: dict[str, dict[str, Any]] = {}
-    runs: dict[str, Callable[[], Any]] = {}
+    sides: dict[str, tuple[str, dict[str, Any]]] = {}
     for how in TORCH:
-        runs[f"torch {how}"] = lambda how=how: _call("torch_job", model=name, batch=model.batch, how=how, steps=options.steps)
+        sides[f"torch {how}"] = "torch_side", {"model": name, "batch": model.batch, "how": how}
     generated = folder / "generated"
     generated.mkdir(parents=True)
-    failed = _attempt(lambda: _call("generate_job", model=name, batch=model.batch, folder=str(generated)))
+    written = {"model": name, "batch": model.batch, "folder": str(generated)}
+    failed = _attempt(lambda: _call("generate_job", **written))
     if failed:
         found["ORT generate_artifacts"] = failed
     else:
-        runs["ORT generate_artifacts"] = lambda: _call("generated_job", model=name, batch=model.batch, folder=str(generated), steps=options.steps)
+        sides["ORT generate_artifacts"] = "generated_side", written
     for budget in options.budgets.split(","):
         side, target = f"onnxremat {budget}", str(folder / f"onnxremat_{budget.rstrip('%')}")
         figures = _attempt(
@@ -65,21 +67,14 @@ def compare(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
             found[side] = figures
             continue
         found[side] = {"compiled": figures}
-        runs[side] = lambda target=target: _call("onnxremat_job", folder=target, steps=options.steps)
-    for _ in range(options.rounds):
-        for side, run in list(runs.items()):
-            result = _attempt(run)
-            if "error" in result:
-                found[side] = result
-                del runs[side]
-                continue
-            entry = found.setdefault(side, {})
-            entry["seconds"] = entry.get("seconds", []) + result["seconds"]
-            entry["peak"] = max(entry.get("peak", 0), result["peak"])
+        sides[side] = "onnxremat_side", {"folder": target}
+    runs = in_turns({side: (f"benchmarks.side_by_side.sides:{maker}", arguments) for side, (maker, arguments) in sides.items()}, options.turns)
+    for side, run in runs.items():
+        entry = found.setdefault(side, {})
+        entry |= {"error": run.error} if run.error else {"seconds": run.seconds, "peak": run.figures["peak"]}
     for how in TORCH:
-        if f"torch {how}" in runs:
-            mapped = _call("torch_job", model=name, batch=model.batch, how=how, steps=1, mapped=True)
-            found[f"torch {how}"]["mapped"] = mapped["peak"]
+        if "error" not in found[f"torch {how}"]:
+            found[f"torch {how}"]["mapped"] = _call("peak_of", function="torch_side", model=name, batch=model.batch, how=how, mapped=True)
     if options.batches:
         _largest_batches(name, found, folder, options.time_limit)
     return found
@@ -91,14 +86,14 @@ def _largest_batches(name: str, found: dict[str, dict[str, Any]], folder: Path, 
     limit = found["torch eager"]["mapped"]
 
     def torch_fits(how: str) -> Callable[[int], bool]:
-        return lambda batch: bool(_call("torch_job", model=name, batch=batch, how=how, steps=1, mapped=True)["peak"] <= limit)
+        return lambda batch: bool(_call("peak_of", function="torch_side", model=name, batch=batch, how=how, mapped=True) <= limit)
 
     def compiles(batch: int) -> bool:
         target = folder / f"batch_{batch}"
         result = _attempt(lambda: _call("compile_job", model=name, batch=batch, folder=str(target), budget=str(limit), limit=time_limit))
         if "error" in result:
             return False
-        fits = _call("onnxremat_job", folder=str(target), steps=1)["peak"] <= limit
+        fits = _call("peak_of", function="onnxremat_side", folder=str(target)) <= limit
         shutil.rmtree(target)
         if fits:
             found["onnxremat at the limit"] = {"compiled": result, "largest": batch}
@@ -114,16 +109,16 @@ def _largest_batches(name: str, found: dict[str, dict[str, Any]], folder: Path, 
 def rows(name: str, found: dict[str, Any]) -> list[list[str]]:
     """The table's rows of one model; time and peak relative to torch eager."""
     eager = found["torch eager"]
-    base, size = statistics.median(eager["seconds"]), eager["peak"]
+    size = eager["peak"]
     out = []
     for side, entry in found.items():
         row = [name, str(MODELS[name].batch), side]
         if "error" in entry:
             row += ["fails: " + entry["error"][:70], "", "", "", "", ""]
         elif "seconds" in entry:
-            seconds = statistics.median(entry["seconds"])
+            seconds, of_eager = statistics.median(entry["seconds"]), ratio(entry["seconds"], eager["seconds"])
             mapped = f"{entry['mapped'] / 2**20:.0f}" if "mapped" in entry else ""
-            row += [f"{seconds:.2f}", f"{seconds / base:.2f}", f"{entry['peak'] / 2**20:.0f}", f"{entry['peak'] / size:.2f}", mapped]
+            row += [f"{seconds:.2f}", f"{of_eager:.2f}", f"{entry['peak'] / 2**20:.0f}", f"{entry['peak'] / size:.2f}", mapped]
             row += [str(entry.get("largest", ""))]
         else:
             row += ["", "", "", "", "", f"{entry['largest']} (predicted {_overhead(entry['compiled']):+.1%})"]
@@ -139,8 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=list(MODELS), metavar="MODEL", help=", ".join(MODELS))
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="results, one file a model")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--budgets", default="100%,70%,50%,35%", help="shares of the activations")
     parser.add_argument("--time-limit", type=float, default=30.0, metavar="SECONDS", help="of planning, each (default 30)")
     parser.add_argument("--batches", action="store_true", help="also look for the largest batch in the memory of torch eager")

@@ -1,4 +1,4 @@
-"""One job per side, each run in a process of its own: seconds of a training step, and the peak of the same process.
+"""One function for each side that makes a training step, in a process of its own, and tells of the peak of that process.
 
 The peak is what the process grew by over its size before the model was there: parameters, gradients, optimizer state, batch, activations,
 scratch, and what an allocator adds.  ``mapped`` lets every large buffer be mapped by itself, so that what torch frees leaves the process at
@@ -10,7 +10,6 @@ from __future__ import annotations
 import fnmatch
 import importlib
 import math
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,20 +24,30 @@ from onnxremat.runtime import memory
 THREADS = 2
 
 
-def _measured(build: Callable[[], Callable[[], Any]], steps: int) -> dict[str, Any]:
-    """Build a training step, run it, and tell of its seconds and of the peak since before it was built."""
-    memory.trim()
-    before = memory.resident_bytes()
-    step = build()
+class Measured:
+    """A training step, made and run once to warm up; its figures tell of the peak since then, over the size of the process before it was made."""
+
+    def __init__(self, build: Callable[[], Callable[[], Any]]) -> None:
+        memory.trim()
+        self._before = memory.resident_bytes()
+        self._step = build()
+        self._step()
+        memory.trim()
+        memory.reset_peak()
+
+    def __call__(self) -> None:
+        self._step()
+
+    def figures(self) -> dict[str, int]:
+        """The peak in bytes."""
+        return {"peak": memory.peak_resident_bytes() - self._before}
+
+
+def peak_of(function: str, **arguments: Any) -> int:
+    """In a worker: the peak in bytes of one step of the side that ``function`` of this module makes."""
+    step: Measured = globals()[function](**arguments)
     step()
-    seconds = []
-    memory.trim()
-    memory.reset_peak()
-    for _ in range(steps):
-        begin = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - begin)
-    return {"seconds": seconds, "peak": memory.peak_resident_bytes() - before}
+    return step.figures()["peak"]
 
 
 # torch
@@ -85,7 +94,7 @@ def _torch_step(model: Model, batch: int, how: str) -> Callable[[], Any]:
     return step
 
 
-def torch_job(model: str, batch: int, how: str, steps: int, mapped: bool = False) -> dict[str, Any]:
+def torch_side(model: str, batch: int, how: str, mapped: bool = False) -> Measured:
     """torch ``eager``, with ``checkpoint``, or compiled with an activation memory ``budget B``."""
     import torch
 
@@ -95,7 +104,7 @@ def torch_job(model: str, batch: int, how: str, steps: int, mapped: bool = False
     # Thread pools and libraries come up before the first look at the process.
     warm = torch.nn.Conv2d(3, 16, 3)
     warm(torch.zeros(2, 3, 32, 32)).sum().backward()
-    return _measured(lambda: _torch_step(MODELS[model], batch, how), steps)
+    return Measured(lambda: _torch_step(MODELS[model], batch, how))
 
 
 # ONNX Runtime's own training artifacts
@@ -149,11 +158,11 @@ def generate_job(model: str, batch: int, folder: str) -> None:
         onnx.save(written, str(path))
 
 
-def generated_job(model: str, batch: int, folder: str, steps: int) -> dict[str, Any]:
+def generated_side(model: str, batch: int, folder: str) -> Measured:
     """Steps of ONNX Runtime's own training artifacts in its training API."""
     import onnxruntime.training.api  # noqa: F401  the library comes up before the first look
 
-    return _measured(lambda: _generated_step(MODELS[model], batch, Path(folder)), steps)
+    return Measured(lambda: _generated_step(MODELS[model], batch, Path(folder)))
 
 
 # onnxremat
@@ -172,7 +181,7 @@ def compile_job(model: str, batch: int, folder: str, budget: str, limit: float) 
     return compile_figures(artifact.manifest)
 
 
-def onnxremat_job(folder: str, steps: int) -> dict[str, Any]:
+def onnxremat_side(folder: str) -> Measured:
     """Capped steps of an artifact."""
     from onnxremat.artifact import Artifact
     from onnxremat.runtime.session import Options, make_session  # noqa: F401  the library comes up before the first look
@@ -185,7 +194,7 @@ def onnxremat_job(folder: str, steps: int) -> dict[str, Any]:
         batch = next(random_batches([*artifact.inputs, *artifact.labels], 0))
         return lambda: trainer.train_step(batch)
 
-    return _measured(build, steps)
+    return Measured(build)
 
 
 def largest_batch(fits: Callable[[int], bool], start: int, most: int) -> int:

@@ -61,6 +61,8 @@ class Swap:
             raise UsageError("--swap disk is for the CPU: its operators read the host's memory; use --swap host")
         if kind == "none" and (bandwidth is not None or limit is not None):
             raise UsageError(f"--swap-bandwidth and --swap-bytes say how to swap: give --swap {'host' if cuda else 'disk'} as well")
+        if kind != "disk" and directory is not None:
+            raise UsageError("--spill-dir names a folder for what is swapped to disk: give --swap disk as well")
         size = None if limit is None else parse_bytes(limit)
         if size == 0:
             raise UsageError("--swap-bytes 0 leaves nowhere to swap to: give a positive size, or --swap none")
