@@ -1,12 +1,13 @@
 """What the cap costs in time, and what ONNX Runtime's own arena adds to a plan's memory: the same step run three ways.
 
-    python -m benchmarks.default_arena [--budget 50] [--target ort-training,onnxruntime] [--rounds 3] [--steps 5] [CASE ...]
+    python -m benchmarks.default_arena [--budget 50] [--target ort-training,onnxruntime] [--turns 15] [CASE ...]
 
 ``capped`` is the runner's way, within the plan's arena.  ``own arena`` has the same order and options, but the arena that a session makes
 for itself, which grows by doubling.  ``defaults`` is a session as everyone makes it: all optimizations, the runtime's order, dead buffers handed
 on.  A file for onnxruntime-training is not meant for that (its recomputes would be merged away), so there the unscheduled step is run
-so; what the plan recomputes is then part of its ratio.  Every run is a process of its own, and the ways take turns.  Peaks are what the process
-grew by, and what is resident by count; the budget is a share of the activations, or the smallest that was found.
+so; what the plan recomputes is then part of its ratio.  Every way is a process of its own, and they take turns step by step; ratios are medians of
+neighbouring turns.  Peaks are what the process grew by, and what is resident by count; the budget is a share of the activations, or the smallest
+that was found.
 """
 
 from __future__ import annotations
@@ -14,17 +15,15 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks.common import CASES, Case, machine, table
 from benchmarks.peaks import compile_case
+from benchmarks.turns import in_turns, ratio
 from onnxremat.artifact import Artifact
-from onnxremat.runtime import worker
-from onnxremat.runtime.run import run_artifact
 from onnxremat.runtime.session import LEVELS, Options
-from onnxremat.runtime.trainer import Trainer
+from onnxremat.runtime.trainer import Trainer, random_batches
 from onnxremat.targets import ONNXRUNTIME, ORT_TRAINING
 
 CAPPED, OWN, DEFAULTS = "capped", "own arena", "defaults"
@@ -40,14 +39,27 @@ class DefaultTrainer(Trainer):
         return replace(options, level=LEVELS[-1], file_order=False, reuse=True)
 
 
-def job(artifact: str, way: str, steps: int, threads: int) -> dict[str, Any]:
-    """In a worker: some steps one way, as JSON."""
-    found = Artifact.load(artifact)
-    if way == DEFAULTS:
-        trainer: Trainer = DefaultTrainer(found, threads=threads, capped=False, scheduled=not found.target.training_package)
-    else:
-        trainer = Trainer(found, threads=threads, capped=way == CAPPED)
-    return asdict(run_artifact(found, steps, trainer=trainer))
+class Steps:
+    """Training steps one way, and the peak of the process."""
+
+    def __init__(self, artifact: str, way: str, threads: int) -> None:
+        found = Artifact.load(artifact)
+        if way == DEFAULTS:
+            self._trainer: Trainer = DefaultTrainer(found, threads=threads, capped=False, scheduled=not found.target.training_package)
+        else:
+            self._trainer = Trainer(found, threads=threads, capped=way == CAPPED)
+        self._batch = next(random_batches([*found.inputs, *found.labels], seed=0))
+        self._trainer.touch()
+        self._meter = self._trainer.meter()
+
+    def __call__(self) -> None:
+        self._meter.before_step()
+        self._trainer.train_step(self._batch)
+        self._meter.after_step()
+
+    def figures(self) -> dict[str, int]:
+        """The peak in bytes."""
+        return {"peak": self._trainer.resident_bytes + self._meter.grown}
 
 
 def row_of(case: Case, target: str, folder: Path, options: argparse.Namespace) -> list[str]:
@@ -55,24 +67,19 @@ def row_of(case: Case, target: str, folder: Path, options: argparse.Namespace) -
     artifact, label = compile_case(
         case, folder / "artifact", options.budget, target=target, costs="analytic", verify=False, time_limit=options.time_limit
     )
-    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-    peaks = dict.fromkeys(WAYS, 0)
-    for _ in range(options.rounds):
-        for way in WAYS:
-            run = worker.call(
-                "benchmarks.default_arena:job", artifact=str(artifact.path), way=way, steps=options.steps, threads=options.threads
-            )
-            seconds[way] += run["step_seconds"][1:]
-            peaks[way] = max(peaks[way], run["peak_measured_bytes"])
-    medians = {way: statistics.median(values) for way, values in seconds.items()}
+    given = {"artifact": str(artifact.path), "threads": options.threads}
+    runs = in_turns({way: ("benchmarks.default_arena:Steps", {**given, "way": way}) for way in WAYS}, options.turns)
+    for way, run in runs.items():
+        if run.error:
+            raise SystemExit(f"{case.name}, {target}, {way}: {run.error}")
     predicted = artifact.manifest["memory"]["peak_predicted_bytes"]
     return [
         case.name,
         target,
         label,
-        *(f"{size / 2**20:.1f}" for size in (predicted, *peaks.values())),
-        *(f"{value:.3f}" for value in medians.values()),
-        *(f"{medians[CAPPED] / medians[way]:.3f}" for way in (OWN, DEFAULTS)),
+        *(f"{size / 2**20:.1f}" for size in (predicted, *(run.figures["peak"] for run in runs.values()))),
+        *(f"{statistics.median(run.seconds):.3f}" for run in runs.values()),
+        *(f"{ratio(runs[CAPPED].seconds, runs[way].seconds):.3f}" for way in (OWN, DEFAULTS)),
     ]
 
 
@@ -82,8 +89,7 @@ def main() -> None:
     parser.add_argument("--budget", default="100", help="percent of the activations, or min")
     parser.add_argument("--target", default=f"{ORT_TRAINING.name},{ONNXRUNTIME.name}")
     parser.add_argument("--time-limit", type=float, default=30.0, help="seconds for planning")
-    parser.add_argument("--steps", type=int, default=5, help="steps of each run; the first is not timed")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each way")
+    parser.add_argument("--turns", type=int, default=15, help="steps of each way; one before is not timed")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     print(machine())

@@ -133,9 +133,7 @@ def audit(facts: ProgramFacts, graph: ForwardGraph) -> None:
     outputs = {value.name for value in graph.model.graph.outputs}
     dangling = sorted(name for name, output in graph.state.items() if output not in outputs or name not in initializers)
     if dangling:
-        raise ExportError(
-            f"state {dangling[0]}", "it has no initializer, or no output with its next value", "report the model that led here"
-        )
+        raise ExportError(f"state {dangling[0]}", "it has no initializer, or no output with its next value", "report the model that led here")
     for node in graph.model.graph:
         if "auto_pad" in node.attributes:
             raise ExportError(f"{node.op_type} {node.name}", "auto_pad is left, which gradient kernels ignore", "give explicit pads")

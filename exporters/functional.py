@@ -230,9 +230,7 @@ def adaptive_max_pool(rank: int) -> Callable[..., Any]:
     return pool
 
 
-def fake_quantize(
-    input: torch.Tensor, scale: torch.Tensor | float, zero_point: torch.Tensor | float, quant_min: int, quant_max: int
-) -> torch.Tensor:
+def fake_quantize(input: torch.Tensor, scale: torch.Tensor | float, zero_point: torch.Tensor | float, quant_min: int, quant_max: int) -> torch.Tensor:
     """``torch.fake_quantize_per_tensor_affine``: the value of a quantization, with the straight-through gradient inside its range."""
     levels = torch.round(input * (1.0 / scale)) + zero_point
     inside = (levels >= quant_min) & (levels <= quant_max)

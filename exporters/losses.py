@@ -131,9 +131,7 @@ class Loss:
         if len(logits) < 3 and fits:
             return 1
         if len(fits) == 2:
-            raise ExportError(
-                f"loss cross_entropy: logits {logits}", "the class axis may be 1 or the last one", "say class_axis=1 or class_axis=-1"
-            )
+            raise ExportError(f"loss cross_entropy: logits {logits}", "the class axis may be 1 or the last one", "say class_axis=1 or class_axis=-1")
         if not fits:
             fitting = " or ".join(str(shape) for shape in dict.fromkeys((first, last)))
             raise ExportError(f"loss cross_entropy: labels {labels}", f"they do not fit logits {logits}", f"labels of shape {fitting} do")
@@ -237,9 +235,7 @@ def _by_name(graph: ForwardGraph, loss: Loss, labels: Sequence[InputSpec]) -> No
     logits = _read_output(graph, loss)
     dtype = logits.dtype.numpy().name  # type: ignore[union-attr]
     if len(labels) > 1:
-        raise ExportError(
-            f"loss {loss.name}", f"it takes one label, {len(labels)} are given", "drop the others, or let the model compute its loss"
-        )
+        raise ExportError(f"loss {loss.name}", f"it takes one label, {len(labels)} are given", "drop the others, or let the model compute its loss")
     label = labels[0] if labels else loss.label_spec(_dims(logits), dtype)
     _check_label(loss, label, _dims(logits), dtype)
     taken = {spec.name for spec in graph.inputs}
@@ -250,11 +246,7 @@ def _by_name(graph: ForwardGraph, loss: Loss, labels: Sequence[InputSpec]) -> No
     _make_way(model, label.name)
     value = ir.Value(name=label.name, shape=ir.Shape(label.shape), type=ir.TensorType(ir.DataType.from_numpy(np.dtype(label.dtype))))
     model.graph.inputs.append(value)
-    names = (
-        {str(v.name) for node in model.graph for v in node.outputs}
-        | set(model.graph.initializers)
-        | {str(v.name) for v in model.graph.inputs}
-    )
+    names = {str(v.name) for node in model.graph for v in node.outputs} | set(model.graph.initializers) | {str(v.name) for v in model.graph.inputs}
     scalar = BUILDERS[loss.name](model, loss, logits, value, names)
     scalar.name = unique_name("loss", names)
     scalar.shape, scalar.type = ir.Shape(()), ir.TensorType(logits.dtype)  # type: ignore[arg-type]
@@ -296,9 +288,7 @@ def _check_label(loss: Loss, label: InputSpec, shape: tuple[int, ...], dtype: st
     what = f"label {label.name} of loss {loss.name}"
     if loss.name != "cross_entropy":
         if label.shape != shape or label.dtype != dtype:
-            raise ExportError(
-                what, f"{label.dtype} {label.shape} does not fit the output {dtype} {shape}", "give it the output's shape and dtype"
-            )
+            raise ExportError(what, f"{label.dtype} {label.shape} does not fit the output {dtype} {shape}", "give it the output's shape and dtype")
         return
     if label.dtype not in ("int64", "int32"):
         raise ExportError(what, f"dtype {label.dtype} is not a class index", "use int64 (class probabilities are not supported)")
@@ -308,6 +298,4 @@ def _check_label(loss: Loss, label: InputSpec, shape: tuple[int, ...], dtype: st
     if label.high is not None and label.high > classes:
         raise ExportError(what, f"values up to {label.high - 1} exceed {classes} classes", f"use an upper end of at most {classes}")
     if loss.weights is not None and np.shape(loss.weights) != (classes,):
-        raise ExportError(
-            f"loss {loss.name}: weights", f"shape {np.shape(loss.weights)} does not fit {classes} classes", f"give ({classes},)"
-        )
+        raise ExportError(f"loss {loss.name}: weights", f"shape {np.shape(loss.weights)} does not fit {classes} classes", f"give ({classes},)")

@@ -122,9 +122,7 @@ def _again(
     for spec in (*inputs, *labels):
         has = own.get(spec.name)
         if has is None or (has.shape, has.dtype) != (spec.shape, spec.dtype):
-            raise ExportError(
-                f"input {spec}", f"{path} was exported with {', '.join(map(str, own.values()))}", "export it again with other shapes"
-            )
+            raise ExportError(f"input {spec}", f"{path} was exported with {', '.join(map(str, own.values()))}", "export it again with other shapes")
     if trainable is not None:
         graph.frozen = (*graph.frozen, *(n for n in graph.trainable if n not in trainable))
         graph.trainable = tuple(n for n in graph.trainable if n in trainable)
@@ -204,9 +202,7 @@ def _pin(model: ir.Model, path: str | Path, wanted: Sequence[InputSpec]) -> tupl
                 raise ExportError(f"input {name} of {path}", f"its shape {value.shape} is dynamic", f"pin it, such as {name}=8x...")
             by_name[name] = InputSpec(name, tuple(int(d) for d in value.shape.numpy()), dtype)
         spec = by_name[name]
-        fits = len(spec.shape) == len(value.shape) and all(
-            not isinstance(d, int) or d == s for d, s in zip(value.shape, spec.shape, strict=True)
-        )
+        fits = len(spec.shape) == len(value.shape) and all(not isinstance(d, int) or d == s for d, s in zip(value.shape, spec.shape, strict=True))
         if spec.dtype != dtype or not fits:
             raise ExportError(f"input {spec}", f"{path} wants {dtype} {value.shape}", "give it that dtype and shape")
         value.shape = ir.Shape(spec.shape)
@@ -264,13 +260,9 @@ def _batch_norm_state(model: ir.Model) -> dict[str, str]:
         for position, output in ((3, node.outputs[1]), (4, node.outputs[2])):
             stat = node.inputs[position]
             if stat is None or stat.name not in model.graph.initializers:
-                raise ExportError(
-                    f"BatchNormalization {node.name}", "its running statistics are no initializers", "export them as initializers"
-                )
+                raise ExportError(f"BatchNormalization {node.name}", "its running statistics are no initializers", "export them as initializers")
             if stat.name in state:
-                raise ExportError(
-                    f"BatchNormalization {node.name}", f"it shares {stat.name} with another one", "give each its own statistics"
-                )
+                raise ExportError(f"BatchNormalization {node.name}", f"it shares {stat.name} with another one", "give each its own statistics")
             if not output.name:
                 output.name = unique_name(f"{stat.name}.next", taken)
             output.shape, output.type = stat.shape, stat.type

@@ -78,4 +78,3 @@ def _viewed(node: fx.Node) -> fx.Node | None:
     values = [n.meta["val"] for n in (node, source)]
     stores = [(v[0] if isinstance(v, list | tuple) else v).untyped_storage()._cdata for v in values]
     return source if stores[0] == stores[1] else None
-

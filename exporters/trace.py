@@ -63,9 +63,7 @@ def bind_inputs(module: nn.Module, names: Sequence[str]) -> list[str] | None:
     if by_name or all(name in keyword for name in names):
         missing = [name for name in required if name not in names]
         if missing:
-            raise ExportError(
-                f"{type(module).__name__}.{signature}", f"no input given for {', '.join(missing)}", "name every input of forward"
-            )
+            raise ExportError(f"{type(module).__name__}.{signature}", f"no input given for {', '.join(missing)}", "name every input of forward")
         return list(names)
     if len(names) < len(required) or (len(names) > len(positional) and not takes_any):
         raise ExportError(
@@ -220,9 +218,7 @@ def _override(target: Any, name: str, value: Any) -> Iterator[None]:
 def _refuse_hooks(module: nn.Module) -> None:
     for name, sub in module.named_modules():
         if sub._backward_hooks or sub._backward_pre_hooks:
-            raise ExportError(
-                f"module {name or type(module).__name__}", "backward hooks change gradients unseen", "remove them before exporting"
-            )
+            raise ExportError(f"module {name or type(module).__name__}", "backward hooks change gradients unseen", "remove them before exporting")
     for name, parameter in module.named_parameters():
         if parameter._backward_hooks:
             raise ExportError(f"parameter {name}", "a gradient hook changes its gradient unseen", "remove it before exporting")
@@ -250,9 +246,7 @@ def refuse_written_parameters(module: nn.Module, program: torch.export.ExportedP
     """Raises ExportError where a parameter is written to; what is written by way of ``detach`` is known once the program is functional."""
     written = sorted(program.graph_signature.parameters_to_mutate.values())
     if written:
-        raise ExportError(
-            f"parameter {written[0]}", f"{type(module).__name__}.forward writes to it", "make it a buffer, or update it outside"
-        )
+        raise ExportError(f"parameter {written[0]}", f"{type(module).__name__}.forward writes to it", "make it a buffer, or update it outside")
 
 
 def _raised_at(error: BaseException) -> str:

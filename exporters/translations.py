@@ -114,9 +114,7 @@ def gelu(x: Value, approximate: str = "none") -> Value:
     return op.Gelu(x, approximate=approximate)
 
 
-def rrelu(
-    x: Value, noise: Value, lower: float = 0.125, upper: float = 1 / 3, training: bool = False, generator: Any = None
-) -> tuple[Value, Value]:
+def rrelu(x: Value, noise: Value, lower: float = 0.125, upper: float = 1 / 3, training: bool = False, generator: Any = None) -> tuple[Value, Value]:
     """aten.rrelu: a slope drawn for each negative value in training, the mean slope otherwise; (output, slopes)."""
     one = constant(np.array(1, dtype_of(x)))
     if not training:

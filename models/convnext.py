@@ -23,9 +23,7 @@ class _Block(nn.Module):  # type: ignore[misc]
     def __init__(self, channels: int, drop: float) -> None:
         super().__init__()
         self.depthwise = nn.Conv2d(channels, channels, 7, padding=3, groups=channels)
-        self.layers = nn.Sequential(
-            nn.LayerNorm(channels, eps=1e-6), nn.Linear(channels, 4 * channels), nn.GELU(), nn.Linear(4 * channels, channels)
-        )
+        self.layers = nn.Sequential(nn.LayerNorm(channels, eps=1e-6), nn.Linear(channels, 4 * channels), nn.GELU(), nn.Linear(4 * channels, channels))
         self.scale = nn.Parameter(torch.full((channels,), 1e-6))
         self.drop = StochasticDepth(drop)
 
@@ -44,9 +42,7 @@ class ConvNeXt(nn.Module):  # type: ignore[misc]
         stochastic_depth: probability of dropping the last residual branch; it grows linearly from 0.
     """
 
-    def __init__(
-        self, depths: Sequence[int], widths: Sequence[int], num_classes: int = 1000, stochastic_depth: float = 0.1
-    ) -> None:
+    def __init__(self, depths: Sequence[int], widths: Sequence[int], num_classes: int = 1000, stochastic_depth: float = 0.1) -> None:
         """Builds and initialises the network."""
         super().__init__()
         layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 4, 4), _ChannelNorm(widths[0], eps=1e-6)]

@@ -60,8 +60,6 @@ class DenseNet(nn.Module):  # type: ignore[misc]
         return logits
 
 
-def densenet121(
-    num_classes: int = 1000, growth: int = 32, depths: Sequence[int] = (6, 12, 24, 16), dropout: float = 0.0
-) -> DenseNet:
+def densenet121(num_classes: int = 1000, growth: int = 32, depths: Sequence[int] = (6, 12, 24, 16), dropout: float = 0.0) -> DenseNet:
     """DenseNet-121: 8.0 million parameters."""
     return DenseNet(depths, growth, num_classes, dropout)

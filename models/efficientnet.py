@@ -56,9 +56,7 @@ class EfficientNet(nn.Module):  # type: ignore[misc]
         stochastic_depth: probability of dropping the last residual branch; it grows linearly from 0.
     """
 
-    def __init__(
-        self, num_classes: int = 1000, width: float = 1.0, depth: float = 1.0, dropout: float = 0.2, stochastic_depth: float = 0.2
-    ) -> None:
+    def __init__(self, num_classes: int = 1000, width: float = 1.0, depth: float = 1.0, dropout: float = 0.2, stochastic_depth: float = 0.2) -> None:
         """Builds and initialises the network."""
         super().__init__()
         channels = scaled_channels(32 * width)

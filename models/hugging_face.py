@@ -31,9 +31,7 @@ class LogitsOnly(nn.Module):  # type: ignore[misc]
         return logits
 
 
-def distilbert_mlm(
-    layers: int = 6, hidden: int = 768, heads: int = 12, vocab: int = 30522, seq: int = 512, dropout: float = 0.1
-) -> LogitsOnly:
+def distilbert_mlm(layers: int = 6, hidden: int = 768, heads: int = 12, vocab: int = 30522, seq: int = 512, dropout: float = 0.1) -> LogitsOnly:
     """DistilBERT (Sanh et al. 2019, arXiv:1910.01108) with its masked-language-model head: 67 million parameters."""
     from transformers import DistilBertConfig, DistilBertForMaskedLM
 
@@ -50,9 +48,7 @@ def distilbert_mlm(
     return LogitsOnly(DistilBertForMaskedLM(config), "input_ids")
 
 
-def roberta_mlm(
-    layers: int = 12, hidden: int = 768, heads: int = 12, vocab: int = 50265, seq: int = 514, dropout: float = 0.1
-) -> LogitsOnly:
+def roberta_mlm(layers: int = 12, hidden: int = 768, heads: int = 12, vocab: int = 50265, seq: int = 514, dropout: float = 0.1) -> LogitsOnly:
     """RoBERTa (Liu et al. 2019, arXiv:1907.11692) with its masked-language-model head: 125 million parameters; token 1 is padding."""
     from transformers import RobertaConfig, RobertaForMaskedLM
 

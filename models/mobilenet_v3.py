@@ -87,9 +87,7 @@ class MobileNetV3(nn.Module):  # type: ignore[misc]
             width = out
         self.features = nn.Sequential(*layers, *_conv_bn(width, 6 * width, 1, 1, 1, nn.Hardswish))
         hidden = scaled_channels((1280 if large else 1024) * multiplier)
-        self.classifier = nn.Sequential(
-            nn.Linear(6 * width, hidden), nn.Hardswish(), nn.Dropout(dropout), nn.Linear(hidden, num_classes)
-        )
+        self.classifier = nn.Sequential(nn.Linear(6 * width, hidden), nn.Hardswish(), nn.Dropout(dropout), nn.Linear(hidden, num_classes))
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out")

@@ -84,9 +84,7 @@ class _MixerBlock(nn.Module):  # type: ignore[misc]
 class MLPMixer(nn.Module):  # type: ignore[misc]
     """Perceptrons over patches and over channels in turn; arguments as of :class:`VisionTransformer`."""
 
-    def __init__(
-        self, image: int = 224, patch: int = 16, layers: int = 12, width: int = 768, num_classes: int = 1000, dropout: float = 0.1
-    ) -> None:
+    def __init__(self, image: int = 224, patch: int = 16, layers: int = 12, width: int = 768, num_classes: int = 1000, dropout: float = 0.1) -> None:
         """Builds the network with torch's initialisation."""
         super().__init__()
         self.patches = nn.Conv2d(3, width, patch, patch)
@@ -108,8 +106,6 @@ def vit_b16(
     return VisionTransformer(image, patch, layers, width, heads, num_classes, dropout)
 
 
-def mlp_mixer(
-    image: int = 224, patch: int = 16, layers: int = 12, width: int = 768, num_classes: int = 1000, dropout: float = 0.1
-) -> MLPMixer:
+def mlp_mixer(image: int = 224, patch: int = 16, layers: int = 12, width: int = 768, num_classes: int = 1000, dropout: float = 0.1) -> MLPMixer:
     """Mixer-B/16: 59.9 million parameters."""
     return MLPMixer(image, patch, layers, width, num_classes, dropout)

@@ -71,15 +71,11 @@ class VGG(nn.Module):  # type: ignore[misc]
         return logits
 
 
-def vgg16(
-    num_classes: int = 1000, width: int = 64, hidden: int = 4096, pooled: int = 7, batch_norm: bool = False, dropout: float = 0.5
-) -> VGG:
+def vgg16(num_classes: int = 1000, width: int = 64, hidden: int = 4096, pooled: int = 7, batch_norm: bool = False, dropout: float = 0.5) -> VGG:
     """VGG-16: 138 million parameters as in the paper."""
     return VGG(_VGG16, num_classes, width, hidden, pooled, batch_norm, dropout)
 
 
-def vgg19(
-    num_classes: int = 1000, width: int = 64, hidden: int = 4096, pooled: int = 7, batch_norm: bool = False, dropout: float = 0.5
-) -> VGG:
+def vgg19(num_classes: int = 1000, width: int = 64, hidden: int = 4096, pooled: int = 7, batch_norm: bool = False, dropout: float = 0.5) -> VGG:
     """VGG-19: 144 million parameters."""
     return VGG(_VGG19, num_classes, width, hidden, pooled, batch_norm, dropout)

@@ -63,9 +63,7 @@ def _kernels() -> Finding:
             helper.make_tensor_value_info("c", TensorProto.BOOL, [1])
         ]
         graph = helper.make_graph([node], "probe", inputs, [helper.make_tensor_value_info("d", TensorProto.BOOL, [1])])
-        model = helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)], ir_version=10
-        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)], ir_version=10)
         session = BoundSession(make_session(model.SerializeToString(), Options(arena=False)))
         target = np.zeros(2, np.float32)
         session.bind({"a": target, "b": np.ones(2, np.float32), "c": np.asarray([True])})
@@ -133,9 +131,7 @@ def _torch() -> Finding:
             "needed to export PyTorch models and to compare with torch, not to train: pip install torch",
         )
     good = tuple(int(p) for p in version.split("+")[0].split(".")[:2]) >= (2, 13)
-    return Finding(
-        "torch", "ok" if good else "warning", version, "" if good else "the exporter was measured on torch 2.13: pip install -U torch"
-    )
+    return Finding("torch", "ok" if good else "warning", version, "" if good else "the exporter was measured on torch 2.13: pip install -U torch")
 
 
 def _measuring() -> Finding:

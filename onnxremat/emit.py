@@ -204,9 +204,7 @@ def _protect_overwritten(graph: ir.Graph, target: Target) -> None:
         ]
         late = [n for n in loose if position[id(n)] > position[id(write)]]
         if late:
-            raise OnnxRematError(
-                f"node '{late[0].name}' reads '{buffer.name}' after '{write.name}' has overwritten it; the plan is not valid"
-            )
+            raise OnnxRematError(f"node '{late[0].name}' reads '{buffer.name}' after '{write.name}' has overwritten it; the plan is not valid")
         if loose and not target.tokens:
             _depend(op, write, _last_of_each_chain(loose, ancestors, position))
 
@@ -254,9 +252,7 @@ def _depend(op: GraphBuilder, write: ir.Node, readers: Sequence[ir.Node]) -> Non
     token = op("Min", *sizes, np.zeros(first.rank, np.int64))
     if first.rank == 0:
         # A scalar keeps its value and shape: reshaping it to one element and back carries the edge.
-        one = op.node(
-            "Reshape", first, op("Max", op("Min", *sizes, np.zeros(1, np.int64)), np.ones(1, np.int64)), like=[((1,), first.dtype)]
-        )[0]
+        one = op.node("Reshape", first, op("Max", op("Min", *sizes, np.zeros(1, np.int64)), np.ones(1, np.int64)), like=[((1,), first.dtype)])[0]
         held = op.node("Reshape", one, np.zeros(0, np.int64), like=[first])[0]
     else:
         held = op.node("Reshape", first, token, like=[first])[0]
@@ -278,9 +274,7 @@ def _free_unread(graph: ir.Graph, target: Target) -> None:
             if index in optional:
                 value.name = ""
             elif nbytes(value) > SMALL_BYTES and not target.tokens:
-                size = ir.node(
-                    "Size", [value], name=f"free:{value.name}", metadata_props={HELPER: "free", PHASE: node.metadata_props[PHASE]}
-                )
+                size = ir.node("Size", [value], name=f"free:{value.name}", metadata_props={HELPER: "free", PHASE: node.metadata_props[PHASE]})
                 size.outputs[0].name = f"{value.name}:size"
                 size.outputs[0].shape, size.outputs[0].type = ir.Shape([]), ir.TensorType(ir.DataType.INT64)
                 graph.insert_after(node, size)

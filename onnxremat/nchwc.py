@@ -30,7 +30,7 @@ _FEW_CHANNELS, _WINDOW = 4, 64
 
 
 def resolve_layout(name: str, blocked_kernels: bool = True) -> str:
-    """"nchwc" or "nchw"; "auto" is what suits this machine's processor.
+    """ "nchwc" or "nchw"; "auto" is what suits this machine's processor.
 
     Args:
         name: what was asked for.
@@ -60,9 +60,7 @@ def block_convolutions(op: GraphBuilder) -> None:
         assert x is not None and w is not None
         attributes = {a.name: a.value for a in node.attributes.values() if a.name != "auto_pad"}
         few = x.shape[1] <= _FEW_CHANNELS
-        blocked = op(
-            "Conv", x if few else _reorder(op, x), _reorder_weights(op, w, few), *bias, **attributes, domain=NCHWC, like=[result]
-        )
+        blocked = op("Conv", x if few else _reorder(op, x), _reorder_weights(op, w, few), *bias, **attributes, domain=NCHWC, like=[result])
         plain = op("ReorderOutput", blocked, channels=blocked.shape[1], domain=NCHWC, like=[result]).value
         result.replace_all_uses_with(plain, replace_graph_outputs=True)
         name, result.name = result.name, op.fresh(f"{result.name}_plain")

@@ -437,9 +437,7 @@ def _manifest(
         "threads": request.threads,
         "conv_layout": "nchwc" if NCHWC in training.graph.opset_imports else "nchw",
         "versions": {
-            name: _version(name)
-            for name in ("onnxremat", "onnx", "onnx-ir", *TRAINING_PACKAGES, *STOCK_PACKAGES, "torch")
-            if _version(name)
+            name: _version(name) for name in ("onnxremat", "onnx", "onnx-ir", *TRAINING_PACKAGES, *STOCK_PACKAGES, "torch") if _version(name)
         },
         "verification": None,
         "files": {},

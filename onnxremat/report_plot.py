@@ -102,9 +102,7 @@ def profile_plot(problem: Problem, plan: Plan, base: Sequence[Step], scheduled: 
     return "".join([*parts, "</svg>"])
 
 
-def _recompute_marks(
-    problem: Problem, steps: Sequence[Step], times: Sequence[float], x: Callable[[float], float], bottom: int
-) -> list[str]:
+def _recompute_marks(problem: Problem, steps: Sequence[Step], times: Sequence[float], x: Callable[[float], float], bottom: int) -> list[str]:
     """A bar under the plot for the time of every recompute."""
     seen: set[int] = set()
     marks = []

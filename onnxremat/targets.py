@@ -66,9 +66,7 @@ ORT_TRAINING = Target(
     frozenset({"", MS, NCHWC}),
     lowerings={("", "MaxPoolGrad"): unpooled, (MS, "ConvGrad"): threaded_weight_gradient},
 )
-ONNXRUNTIME = Target(
-    "onnxruntime", frozenset({""}), standard=True, lowerings=LOWERINGS, in_place=False, tokens=True, training_package=False
-)
+ONNXRUNTIME = Target("onnxruntime", frozenset({""}), standard=True, lowerings=LOWERINGS, in_place=False, tokens=True, training_package=False)
 #: The same package on CUDA: no blocked convolutions and no MaxPoolGrad; training BatchNormalization is refused from opset 14 on, but the
 #: BatchNormInternal that it is written as anyway has its kernel.  Read from the sources of 1.19, not run.
 ORT_TRAINING_CUDA = Target(

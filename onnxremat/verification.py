@@ -149,9 +149,7 @@ class Where:
 class _Run:
     """A graph of the artifact with arrays of its own, updated by plain gradient descent so that parameters move between steps."""
 
-    def __init__(
-        self, artifact: Artifact, name: str, threads: int, seed: int, outputs: list[str] | None = None, where: Where | None = None
-    ) -> None:
+    def __init__(self, artifact: Artifact, name: str, threads: int, seed: int, outputs: list[str] | None = None, where: Where | None = None) -> None:
         where = where or Where.of(artifact)
         model = with_random_seeds(artifact.file(name), seed)
         if outputs:

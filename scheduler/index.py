@@ -94,9 +94,7 @@ def build_index(problem: Problem) -> Index:
         return _unique([root[t] for t in reads if writers.get(root[t], set()) - {i}])
 
     again = [op.inputs if op.recompute_inputs is None else op.recompute_inputs for op in ops]
-    required = [
-        bool(op.pinned or op.writes or any(tensors[t].output for t in op.outputs) or not any(readers[t] for t in op.outputs)) for op in ops
-    ]
+    required = [bool(op.pinned or op.writes or any(tensors[t].output for t in op.outputs) or not any(readers[t] for t in op.outputs)) for op in ops]
     must_run = list(required)
     for i in range(len(ops) - 1, -1, -1):
         if must_run[i]:

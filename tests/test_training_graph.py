@@ -447,14 +447,10 @@ def test_sgd_in_the_graph_equals_torch_over_three_steps(momentum: float, decay: 
         descent.step()
         assert step(batch, rate) == pytest.approx(wanted, rel=1e-5)
         for name, parameter in module.named_parameters():
-            np.testing.assert_allclose(
-                step.arrays[name], parameter.detach().numpy(), rtol=2e-5, atol=2e-6, err_msg=f"{name} in step {seed}"
-            )
+            np.testing.assert_allclose(step.arrays[name], parameter.detach().numpy(), rtol=2e-5, atol=2e-6, err_msg=f"{name} in step {seed}")
             if momentum:
                 buffer = descent.state[parameter]["momentum_buffer"].numpy()
-                np.testing.assert_allclose(
-                    step.arrays[f"{name}.momentum"], buffer, rtol=2e-4, atol=2e-6, err_msg=f"{name}.momentum in step {seed}"
-                )
+                np.testing.assert_allclose(step.arrays[f"{name}.momentum"], buffer, rtol=2e-4, atol=2e-6, err_msg=f"{name}.momentum in step {seed}")
 
 
 def test_resident_bytes_by_class() -> None:

@@ -64,9 +64,7 @@ def _lrn(c: Context, g: Expr) -> Expr:
     rows = [x.shape[0], 1, x.shape[1], math.prod(x.shape[2:])]
 
     def window_mean(value: Expr, before: int, after: int) -> Expr:
-        pooled = c.op(
-            "AveragePool", value.reshape(rows), kernel_shape=[size, 1], pads=[before, 0, after, 0], strides=[1, 1], count_include_pad=1
-        )
+        pooled = c.op("AveragePool", value.reshape(rows), kernel_shape=[size, 1], pads=[before, 0, after, 0], strides=[1, 1], count_include_pad=1)
         return pooled.reshape(x.shape)
 
     s = window_mean(x * x, below, above) * alpha + bias

@@ -200,9 +200,7 @@ class GraphBuilder:
             if key in self._made:
                 return [self.wrap(v) for v in self._made[key]]
         attrs = ir.convenience.convert_attributes({k: v for k, v in attributes.items() if v is not None})
-        node = ir.Node(
-            domain, op_type, values, attrs, num_outputs=count, name=self.fresh(f"{op_type}_node"), metadata_props=dict(self.metadata)
-        )
+        node = ir.Node(domain, op_type, values, attrs, num_outputs=count, name=self.fresh(f"{op_type}_node"), metadata_props=dict(self.metadata))
         for index, value in enumerate(node.outputs):
             hint = names[index] if names is not None else op_type.lower()
             value.name = "" if hint == "" else (self.fresh(hint) if names is None else hint)
@@ -266,9 +264,7 @@ def infer_outputs(node: ir.Node, opset: int | None) -> None:
             data[value.name] = ir.serde.serialize_tensor(value.const_value)
     opsets = [onnx.helper.make_opsetid(node.domain, version)]
     try:
-        inferred = onnx.shape_inference.infer_node_outputs(
-            schema, ir.serde.serialize_node(node), types, data, opset_imports=opsets, ir_version=10
-        )
+        inferred = onnx.shape_inference.infer_node_outputs(schema, ir.serde.serialize_node(node), types, data, opset_imports=opsets, ir_version=10)
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"the operands of {node.op_type} '{node.name}' do not fit: {reason}") from error

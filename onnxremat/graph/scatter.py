@@ -18,9 +18,7 @@ def scatter_rows(data: Expr, indices: Expr, rows: Expr, reduction: str) -> Expr:
     """``data`` of shape (V, ...) with ``rows`` of shape (*I, ...) combined at ``indices`` of shape I; negative indices count from the end."""
     count, width = math.prod(indices.shape), math.prod(data.shape[1:])
     spread = indices.cast(ir.DataType.INT64).reshape([count, 1]).expand([count, width])
-    made = data.op(
-        "ScatterElements", data.reshape([data.shape[0], width]), spread, rows.reshape([count, width]), axis=0, reduction=reduction
-    )
+    made = data.op("ScatterElements", data.reshape([data.shape[0], width]), spread, rows.reshape([count, width]), axis=0, reduction=reduction)
     return made.reshape(data.shape)
 
 

@@ -133,9 +133,7 @@ def random_like(c: Context) -> Sequence[Expr | None]:
     """RandomNormal and RandomUniform, which read nothing and so hang on nothing, over a tensor of zeros of their shape."""
     output = c.node.outputs[0]
     assert output.shape is not None and output.dtype is not None
-    zeros = c.op(
-        "ConstantOfShape", np.asarray([int(d) for d in output.shape.numpy()], np.int64), value=ir.tensor(np.zeros(1, output.dtype.numpy()))
-    )
+    zeros = c.op("ConstantOfShape", np.asarray([int(d) for d in output.shape.numpy()], np.int64), value=ir.tensor(np.zeros(1, output.dtype.numpy())))
     attributes: dict[str, Any] = {a.name: a.value for a in c.node.attributes.values() if a.name not in ("shape", "dtype")}
     return c.op.node(f"{c.node.op_type}Like", zeros, like=[output], dtype=int(output.dtype), **attributes)
 

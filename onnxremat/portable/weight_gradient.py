@@ -143,7 +143,5 @@ def _convolved(x: Expr, kernel: Expr, geometry: _Geometry, group: int) -> Expr:
 
 def _pointwise(g: Expr, x: Expr, w: Expr) -> Expr:
     """Of windows of one pixel: a product over images and pixels."""
-    left, right = (
-        v.transpose([1, 0, *range(2, v.rank)]).reshape([v.shape[1], v.shape[0] * math.prod(v.shape[2:])]) for v in (g, x)
-    )
+    left, right = (v.transpose([1, 0, *range(2, v.rank)]).reshape([v.shape[1], v.shape[0] * math.prod(v.shape[2:])]) for v in (g, x))
     return g.op("Gemm", left, right, transB=1).reshape(w.shape)

@@ -150,9 +150,7 @@ def _recurrent(c: Context) -> Sequence[Expr | None]:
     steps = x.shape[0]
     masks = _masks(c, steps)
     each = len(_DEFAULTS[kind])
-    runs = [
-        _direction(c, x, d, backwards, activations[d * each : (d + 1) * each], masks) for d, backwards in enumerate(reversed_by_direction)
-    ]
+    runs = [_direction(c, x, d, backwards, activations[d * each : (d + 1) * each], masks) for d, backwards in enumerate(reversed_by_direction)]
 
     def stack(values: Sequence[Expr], axis: int) -> Expr:
         wide = [v.reshape([*v.shape[:axis], 1, *v.shape[axis:]]) for v in values]

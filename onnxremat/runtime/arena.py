@@ -47,9 +47,7 @@ def register(capacity: int) -> None:
     if _registered == capacity:
         return
     if _registered is not None:
-        raise OnnxRematError(
-            f"this process has an arena of {_registered} bytes already and can't have another of {capacity}: start a new process"
-        )
+        raise OnnxRematError(f"this process has an arena of {_registered} bytes already and can't have another of {capacity}: start a new process")
     ort = onnxruntime()
     info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     ort.create_and_register_allocator(info, ort.OrtArenaCfg(arena_settings(capacity)))

@@ -171,9 +171,7 @@ def arithmetic_model(kind: str, size: int) -> bytes:
     else:
         nodes = [helper.make_node("ReduceSumSquare", ["x"], ["y"], name="squares", keepdims=1)]
     outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [size if kind == "scale" else 1])]
-    model = helper.make_model(
-        helper.make_graph(nodes, kind, inputs, outputs), opset_imports=[helper.make_opsetid("", 20)], ir_version=10
-    )
+    model = helper.make_model(helper.make_graph(nodes, kind, inputs, outputs), opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     if kind == "scale":
         helper.set_model_props(model, {MODEL_WRITES: json.dumps({"y": "x"})})
     return bytes(model.SerializeToString())

@@ -41,9 +41,7 @@ def onnxruntime() -> ModuleType:
     packages = installed_packages()
     if len(packages) > 1:
         names = " and ".join(packages)
-        raise RuntimeUnavailable(
-            f"{names} are installed into one folder and break each other: pip uninstall both, then {_INSTALL}"
-        )
+        raise RuntimeUnavailable(f"{names} are installed into one folder and break each other: pip uninstall both, then {_INSTALL}")
     if importlib.util.find_spec("onnxruntime") is None:
         raise RuntimeUnavailable(f"onnxruntime is not installed: {_INSTALL}")
     absent = "torch" not in sys.modules

@@ -126,9 +126,7 @@ def file_batches(path: Path, specs: list[InputSpec], partial: str = "drop", seed
         raise UsageError(f"the arrays of {path} have different numbers of samples: {counts}")
     for spec in specs:
         if arrays[spec.name].shape[1:] != spec.shape[1:]:
-            raise UsageError(
-                f"'{spec.name}' in {path} has samples of shape {arrays[spec.name].shape[1:]}, the artifact wants {spec.shape[1:]}"
-            )
+            raise UsageError(f"'{spec.name}' in {path} has samples of shape {arrays[spec.name].shape[1:]}, the artifact wants {spec.shape[1:]}")
         if not np.can_cast(arrays[spec.name].dtype, spec.dtype, "same_kind"):
             raise UsageError(f"'{spec.name}' in {path} is {arrays[spec.name].dtype}, the artifact wants {spec.dtype}")
     samples, size = next(iter(counts.values())), specs[0].shape[0]

@@ -67,9 +67,7 @@ class Pareto:
     curves: tuple[Curve, ...]
 
 
-def pareto(
-    problem: Problem, strategies: Sequence[str], count: int, search: Search, say: Callable[[str], None] = lambda message: None
-) -> Pareto:
+def pareto(problem: Problem, strategies: Sequence[str], count: int, search: Search, say: Callable[[str], None] = lambda message: None) -> Pareto:
     """The curves of some strategies.
 
     Args:

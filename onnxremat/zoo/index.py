@@ -111,7 +111,7 @@ def _page(outcomes: Sequence[Outcome]) -> str:
             f'<div class="card"><span class="name">{escape(n)}</span><b>{escape(v)}</b><span class="note">{escape(t)}</span></div>'
             for n, v, t in cards
         ),
-        heading="".join(f'<th{" class=n" if i > 1 else ""}>{escape(name)}</th>' for i, name in enumerate(_HEADING)),
+        heading="".join(f"<th{' class=n' if i > 1 else ''}>{escape(name)}</th>" for i, name in enumerate(_HEADING)),
         rows="".join(_row(o) for o in outcomes),
         failures=_failures([o for o in outcomes if not o.ok]),
     )

@@ -257,16 +257,12 @@ def torch_gradients(row: Row, extra: Sequence[Array] = ()) -> tuple[list[Array],
     """Outputs and gradients by torch; an operand that the outputs do not depend on has zeros."""
     leaves: list[torch.Tensor] = []
     outputs = torch_outputs(row, extra, leaves)
-    loss = sum(
-        ((y * torch.from_numpy(loss_weights(i, y.shape))).sum() for i, y in enumerate(outputs)), torch.zeros((), dtype=torch.float64)
-    )
+    loss = sum(((y * torch.from_numpy(loss_weights(i, y.shape))).sum() for i, y in enumerate(outputs)), torch.zeros((), dtype=torch.float64))
     loss.backward()
     positions = [i for i, a in enumerate(row.operands()) if isinstance(a, np.ndarray)]
     gradients = {i: leaf.grad for i, leaf in zip(positions, leaves, strict=True)}
     zeros = {i: np.zeros(leaf.shape) for i, leaf in zip(positions, leaves, strict=True)}
-    return [y.detach().numpy() for y in outputs], {
-        i: zeros[i] if (g := gradients[i]) is None else g.numpy() for i in positions if row.wanted(i)
-    }
+    return [y.detach().numpy() for y in outputs], {i: zeros[i] if (g := gradients[i]) is None else g.numpy() for i in positions if row.wanted(i)}
 
 
 def feeds_of(row: Row, built: Built, dtype: ir.DataType) -> dict[str, Array]:

@@ -10,17 +10,39 @@ from onnxremat.autodiff.table import standard_operators, table
 from tests.factories import ROOT
 
 FUSED = (
-    "Attention", "BiasAdd", "BiasDropout", "BiasGelu", "BiasSoftmax", "BiasSplitGelu", "BitmaskBiasDropout", "BitmaskDropout",
-    "DropoutGrad", "EmbedLayerNormalization", "FastGelu", "FusedConv", "FusedGemm", "FusedMatMul", "FusedMatMulActivation", "Gelu",
-    "GemmFastGelu", "GroupQueryAttention", "Inverse", "MultiHeadAttention", "NhwcConv", "NhwcFusedConv", "QAttention", "QuickGelu",
-    "RotaryEmbedding", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "Trilu",
+    "Attention",
+    "BiasAdd",
+    "BiasDropout",
+    "BiasGelu",
+    "BiasSoftmax",
+    "BiasSplitGelu",
+    "BitmaskBiasDropout",
+    "BitmaskDropout",
+    "DropoutGrad",
+    "EmbedLayerNormalization",
+    "FastGelu",
+    "FusedConv",
+    "FusedGemm",
+    "FusedMatMul",
+    "FusedMatMulActivation",
+    "Gelu",
+    "GemmFastGelu",
+    "GroupQueryAttention",
+    "Inverse",
+    "MultiHeadAttention",
+    "NhwcConv",
+    "NhwcFusedConv",
+    "QAttention",
+    "QuickGelu",
+    "RotaryEmbedding",
+    "SkipLayerNormalization",
+    "SkipSimplifiedLayerNormalization",
+    "Trilu",
 )
 
 
 def test_the_document_is_up_to_date() -> None:
-    assert (ROOT / "docs" / "operators.md").read_text(encoding="utf-8") == table(), (
-        "run: python -m onnxremat.autodiff.table > docs/operators.md"
-    )
+    assert (ROOT / "docs" / "operators.md").read_text(encoding="utf-8") == table(), "run: python -m onnxremat.autodiff.table > docs/operators.md"
 
 
 @pytest.mark.parametrize("name", standard_operators())

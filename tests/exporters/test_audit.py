@@ -109,9 +109,7 @@ def test_a_faithful_graph_passes(case: tuple[ProgramFacts, ForwardGraph]) -> Non
 
 
 @pytest.mark.parametrize(("sabotage", "message"), [(s, m) for _, s, m in SABOTAGES], ids=[name for name, _, _ in SABOTAGES])
-def test_a_sabotaged_graph_is_refused(
-    case: tuple[ProgramFacts, ForwardGraph], sabotage: Callable[[ForwardGraph], object], message: str
-) -> None:
+def test_a_sabotaged_graph_is_refused(case: tuple[ProgramFacts, ForwardGraph], sabotage: Callable[[ForwardGraph], object], message: str) -> None:
     facts, graph = case
     sabotage(graph)
     with pytest.raises(ExportError, match=message) as caught:

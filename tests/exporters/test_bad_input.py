@@ -63,8 +63,10 @@ def test_an_exception_of_the_model_names_the_line() -> None:
 def test_a_line_inside_a_library_is_named_with_the_one_that_called_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = tmp_path / "site-packages" / "somebodys.py"
     library.parent.mkdir()
-    library.write_text("import torch\n\ndef longest(a):\n    return a if a.any() else -a\n\ndef made_up(a, mask=None):\n"
-                       "    if mask is None and not torch.compiler.is_compiling():\n        mask = a > 0\n    return a * mask.float()\n")
+    library.write_text(
+        "import torch\n\ndef longest(a):\n    return a if a.any() else -a\n\ndef made_up(a, mask=None):\n"
+        "    if mask is None and not torch.compiler.is_compiling():\n        mask = a > 0\n    return a * mask.float()\n"
+    )
     monkeypatch.syspath_prepend(str(library.parent))
     import somebodys
 

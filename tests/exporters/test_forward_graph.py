@@ -44,9 +44,7 @@ def test_samples_fit_the_spec(spec: InputSpec, high: int) -> None:
 
 
 def make() -> ForwardGraph:
-    return export_torch(
-        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 5)), [x(2, 3, 6, 6)], (), "cross_entropy"
-    )
+    return export_torch(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 5)), [x(2, 3, 6, 6)], (), "cross_entropy")
 
 
 def assert_same(graph: ForwardGraph, again: ForwardGraph) -> None:

@@ -175,9 +175,7 @@ def test_attention_with_a_float_mask_and_grouped_heads() -> None:
 
 
 def test_causal_masks_of_many_layers_are_one_constant() -> None:
-    module = Apply(
-        lambda self, a: F.scaled_dot_product_attention(F.scaled_dot_product_attention(a, a, a, is_causal=True), a, a, is_causal=True)
-    )
+    module = Apply(lambda self, a: F.scaled_dot_product_attention(F.scaled_dot_product_attention(a, a, a, is_causal=True), a, a, is_causal=True))
     graph = export_torch(module, [x(1, 1, 16, 4)])
     shapes = [tuple(v.shape.numpy()) for v in graph.model.graph.initializers.values()]
     assert shapes.count((16, 16)) == 1

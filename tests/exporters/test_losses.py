@@ -62,9 +62,7 @@ def test_cross_entropy_of_rank_three_without_labels_asks_for_the_class_axis() ->
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize(
-    ("name", "function"), [("mse", F.mse_loss), ("l1", F.l1_loss), ("bce_with_logits", F.binary_cross_entropy_with_logits)]
-)
+@pytest.mark.parametrize(("name", "function"), [("mse", F.mse_loss), ("l1", F.l1_loss), ("bce_with_logits", F.binary_cross_entropy_with_logits)])
 def test_elementwise_losses(name: str, function: Any, reduction: str) -> None:
     graph = identity_graph((4, 3), f"{name}:reduction={reduction}")
     assert [str(spec) for spec in graph.labels] == ["target=4x3"]

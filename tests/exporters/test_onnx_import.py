@@ -133,7 +133,9 @@ def test_bad_files(tmp_path: Path, text: str, specs: list[InputSpec], message: s
     assert "\n" not in str(caught.value)
 
 
-SEQUENCES = HEAD + """net (float[N, 4] x) => (float[N, 2] y)
+SEQUENCES = (
+    HEAD
+    + """net (float[N, 4] x) => (float[N, 2] y)
 <float[4, 4] w, int64 last = {-1}> {
   h = MatMul(x, w)
   parts = SplitToSequence<axis = 1>(h, two)
@@ -142,6 +144,7 @@ SEQUENCES = HEAD + """net (float[N, 4] x) => (float[N, 2] y)
   factor = Cast<to = 1>(count)
   y = Mul(tail, factor)
 }"""
+)
 
 
 def test_sequences_are_taken_apart(tmp_path: Path) -> None:

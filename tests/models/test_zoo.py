@@ -86,9 +86,23 @@ def test_graphs_are_lean(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "millions"), [("resnet18", 11.69), ("resnet50", 25.56), ("mobilenet_v1", 4.23), ("mobilenet_v2", 3.50), ("unet", 31.04),
-     ("resnet101", 44.55), ("densenet121", 7.98), ("mobilenet_v3_large", 5.48), ("mobilenet_v3_small", 2.54), ("efficientnet_b0", 5.29),
-     ("squeezenet", 1.24), ("convnext_tiny", 28.59), ("vit_b16", 86.57), ("mlp_mixer", 59.88)]
+    ("name", "millions"),
+    [
+        ("resnet18", 11.69),
+        ("resnet50", 25.56),
+        ("mobilenet_v1", 4.23),
+        ("mobilenet_v2", 3.50),
+        ("unet", 31.04),
+        ("resnet101", 44.55),
+        ("densenet121", 7.98),
+        ("mobilenet_v3_large", 5.48),
+        ("mobilenet_v3_small", 2.54),
+        ("efficientnet_b0", 5.29),
+        ("squeezenet", 1.24),
+        ("convnext_tiny", 28.59),
+        ("vit_b16", 86.57),
+        ("mlp_mixer", 59.88),
+    ],
 )
 def test_full_sizes_have_the_published_number_of_parameters(name: str, millions: float) -> None:
     with torch.device("meta"):
@@ -108,9 +122,7 @@ def test_large_full_sizes(name: str, millions: float) -> None:
 def test_eager_attention_gives_the_same_operators(name: str) -> None:
     entry = zoo_entry(name)
     module = factory(entry)(**entry.quick.arguments, attention="eager")
-    graph = export_torch(
-        module, [InputSpec.parse(t) for t in entry.quick.inputs], [InputSpec.parse(t) for t in entry.quick.labels], entry.loss
-    )
+    graph = export_torch(module, [InputSpec.parse(t) for t in entry.quick.inputs], [InputSpec.parse(t) for t in entry.quick.labels], entry.loss)
     assert op_counts(graph) == op_counts(quick(name)[1])
     same_as_torch(graph, module)
 

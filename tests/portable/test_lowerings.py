@@ -27,9 +27,7 @@ def _conv(batch: int, channels: int, size: tuple[int, ...], outs: int, kernel: t
         "group": group,
     }
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, attributes["dilations"], strict=True)]
-    out = [
-        (n + attributes["pads"][i] + attributes["pads"][rank + i] - reach[i]) // attributes["strides"][i] + 1 for i, n in enumerate(size)
-    ]
+    out = [(n + attributes["pads"][i] + attributes["pads"][rank + i] - reach[i]) // attributes["strides"][i] + 1 for i, n in enumerate(size)]
     shapes = [(batch, outs, *out), (batch, channels, *size), (outs, channels // group, *kernel)]
     return "ConvGrad", shapes, [None, shapes[2]], attributes
 

@@ -37,9 +37,7 @@ def norms(n: int, scratches: int = 2, shared: bool = False, workspace: int = 0, 
     for k in range(n):
         (wide,) = op(f"product{k}", 8.0, [x], {"wide": (64, -1)})
         if not (shared and k):
-            scratch = [
-                op(f"zeros{k}.{i}", maker_seconds, [], {"zeros": (1, -1)}, workspace_bytes=workspace)[0] for i in range(scratches)
-            ]
+            scratch = [op(f"zeros{k}.{i}", maker_seconds, [], {"zeros": (1, -1)}, workspace_bytes=workspace)[0] for i in range(scratches)]
         y, *stats = op(f"norm{k}", 1.0, [wide, *scratch], {"y": (64, -1)} | {f"stat{i}": (1, s) for i, s in enumerate(scratch)})
         shown = [op(f"shape{k}.{i}", 0.0, [s], {"view": (1, s)})[0] for i, s in enumerate(stats)]
         op(f"follow{k}", 0.1, [0, *shown], {"running": (1, -1)}, pinned="output")

@@ -115,7 +115,9 @@ def test_space_is_used_again(tmp_path: Path) -> None:
 
 
 def test_a_limit_on_files_ends_the_step_with_an_error_and_not_the_process() -> None:
-    code = LIMITED + """
+    code = (
+        LIMITED
+        + """
 for _ in range(3):
     try:
         large.run()
@@ -125,6 +127,7 @@ for _ in range(3):
 assert np.array_equal(small.run()[0], np.ones(2**19, np.float32))
 print(text)
 """
+    )
     done = in_new_process(code).stdout
     assert "reserving 4194304 bytes in" in done
     assert "File too large" in done

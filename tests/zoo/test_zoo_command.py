@@ -246,9 +246,13 @@ class _Terminal(io.StringIO):
 
 
 def test_progress() -> None:
-    good = Outcome("a.min", "a", "min", "", figures={
-        "budget_bytes": 2**20, "peak_unscheduled_bytes": 2**21, "seconds_unscheduled": 1.0, "seconds_predicted": 1.5
-    })
+    good = Outcome(
+        "a.min",
+        "a",
+        "min",
+        "",
+        figures={"budget_bytes": 2**20, "peak_unscheduled_bytes": 2**21, "seconds_unscheduled": 1.0, "seconds_predicted": 1.5},
+    )
     bad = Outcome("b.min", "b", "min", "", 1, "it broke")
     plain, bar, silent = io.StringIO(), _Terminal(), io.StringIO()
     for progress in (Progress(2, stream=plain), Progress(2, stream=bar), Progress(2, quiet=True, stream=silent)):
