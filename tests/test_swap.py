@@ -131,7 +131,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         Swap.parse("host")
     with pytest.raises(UsageError, match="give --swap disk as well"):
         Swap.parse("none", "2GiB/s")
-    with pytest.raises(UsageError, match="--spill-dir names a folder .* give --swap disk as well"):
+    with pytest.raises(UsageError, match=r"--spill-dir names a folder .* give --swap disk as well"):
         Swap.parse("none", directory="/tmp")
     with pytest.raises(UsageError, match="leaves nowhere to swap to"):
         Swap.parse("disk", None, "0")
