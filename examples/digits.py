@@ -73,7 +73,7 @@ def main() -> int:
     print(f"peak              {format_bytes(measured)} measured, {format_bytes(predicted)} predicted ({measured / predicted - 1:+.2%})")
     overhead = seconds["seconds_predicted"] / seconds["seconds_unscheduled"] - 1
     print(f"time              {overhead:+.1%} predicted for {artifact.plan.recomputed_ops} recomputed ops")
-    print(f"gradients         {checked['max_relative_error_torch']:.1e} from torch's")
+    print(f"gradients         {checked['max_relative_error_torch']:.1e} from torch's; {checked['tolerance_torch']:.1e} is what rounding explains")
     print(f"rescheduled step  bit-equal to the unscheduled one: {checked['bitwise_equal']}")
     print(f"report            {artifact.path / 'report.html'}")
     if not (last < first and measured <= budget and checked["passed"]):

@@ -46,7 +46,9 @@ def verdict(checked: dict[str, Any]) -> str:
     """A verification in one line."""
     torch = checked["max_relative_error_torch"]
     parts = ["bit-equal to the unscheduled step" if checked["bitwise_equal"] else "NOT bit-equal"]
-    parts.append(f"{torch:.1e} from torch" if torch is not None else "not compared with torch")
+    parts.append(
+        f"{torch:.1e} from torch ({checked['tolerance_torch']:.1e} is what rounding explains)" if torch is not None else "not compared with torch"
+    )
     if checked["peak_measured_bytes"] is not None:
         allocator = f" ({checked['allocator']})" if checked.get("allocator") else ""
         parts.append(f"measured peak {format_bytes(checked['peak_measured_bytes'])}{allocator}")
