@@ -1,4 +1,4 @@
-"""``padding_idx`` of an embedding: a row of the table that torch never trains, which ONNX's Gather cannot say."""
+"""What an embedding says and ONNX's Gather cannot: ``padding_idx``, a row that torch never trains, and that indices don't count from the end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from torch import fx
 
 from .forward_graph import PADDING_INDEX
 
-__all__ = ["mark_padding_rows", "padding_row"]
+__all__ = ["looked_up_inputs", "mark_padding_rows", "padding_row"]
+
+#: Operators that move indices and leave them what they are.
+_MOVES = ("Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 
 
 def padding_row(node: fx.Node) -> int | None:
@@ -25,3 +28,20 @@ def mark_padding_rows(model: ir.Model) -> None:
         origin = node.meta.get("node")
         if node.op_type == "Gather" and isinstance(origin, fx.Node) and (row := padding_row(origin)) is not None:
             node.metadata_props[PADDING_INDEX] = str(row)
+
+
+def looked_up_inputs(model: ir.Model) -> dict[int, int]:
+    """Number of a graph input -> rows of the smallest table in which an ``aten.embedding`` looks it up."""
+    numbers = {value: i for i, value in enumerate(model.graph.inputs)}
+    found: dict[int, int] = {}
+    for node in model.graph:
+        origin = node.meta.get("node")
+        if node.op_type != "Gather" or not isinstance(origin, fx.Node) or origin.target is not torch.ops.aten.embedding.default:
+            continue
+        table, indices = node.inputs
+        while indices is not None and (moved := indices.producer()) is not None and moved.op_type in _MOVES:
+            indices = moved.inputs[0]
+        if table is not None and table.shape is not None and indices in numbers:
+            rows = int(table.shape.numpy()[0])
+            found[numbers[indices]] = min(rows, found.get(numbers[indices], rows))
+    return found

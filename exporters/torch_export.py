@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from .audit import audit, program_facts
 from .checkpoints import mark_checkpoints
 from .cleanup import clean, infer_shapes
-from .embedding import mark_padding_rows
+from .embedding import looked_up_inputs, mark_padding_rows
 from .errors import ExportError
 from .forward_graph import IR_VERSION, OPSET, ForwardGraph, InputSpec
 from .losses import Loss, append_loss
@@ -221,6 +221,11 @@ def _with_roles(
     parameters = dict(module.named_parameters())
     buffers = dict(module.named_buffers())
     tables = {n for n, b in buffers.items() if n not in state and not b.dtype.is_floating_point}
+    rows = {(*inputs, *labels)[i]: rows for i, rows in looked_up_inputs(model).items()}
+    for spec, count in rows.items():
+        if spec.high is not None and spec.high > count:
+            why = f"they are drawn from [0, {spec.high}), and the model looks them up in a table of {count} rows"
+            raise ExportError(f"input {spec.name}", why, f"write {replace(spec, high=count)}")
     mark_padding_rows(model)
     mark_checkpoints(model)
     shield_detaches(model)
@@ -254,6 +259,7 @@ def _with_roles(
             "unused": sorted(n for n in parameters if n not in model.graph.initializers),
             "folded_parameters": sorted(n for n in exported if n not in model.graph.initializers),
             "folded_buffers": sorted(n for n in tables if n not in model.graph.initializers),
+            "table_rows": {spec.name: count for spec, count in rows.items()},
         },
     )
 

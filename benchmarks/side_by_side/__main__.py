@@ -74,7 +74,7 @@ def compare(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
         entry |= {"error": run.error} if run.error else {"seconds": run.seconds, "peak": run.figures["peak"]}
     for how in TORCH:
         if "error" not in found[f"torch {how}"]:
-            found[f"torch {how}"]["mapped"] = _call("peak_of", function="torch_side", model=name, batch=model.batch, how=how, mapped=True)
+            found[f"torch {how}"]["mapped"] = _call("peak_of", maker="torch_side", model=name, batch=model.batch, how=how, mapped=True)
     if options.batches:
         _largest_batches(name, found, folder, options.time_limit)
     return found
@@ -86,14 +86,14 @@ def _largest_batches(name: str, found: dict[str, dict[str, Any]], folder: Path, 
     limit = found["torch eager"]["mapped"]
 
     def torch_fits(how: str) -> Callable[[int], bool]:
-        return lambda batch: bool(_call("peak_of", function="torch_side", model=name, batch=batch, how=how, mapped=True) <= limit)
+        return lambda batch: bool(_call("peak_of", maker="torch_side", model=name, batch=batch, how=how, mapped=True) <= limit)
 
     def compiles(batch: int) -> bool:
         target = folder / f"batch_{batch}"
         result = _attempt(lambda: _call("compile_job", model=name, batch=batch, folder=str(target), budget=str(limit), limit=time_limit))
         if "error" in result:
             return False
-        fits = _call("peak_of", function="onnxremat_side", folder=str(target)) <= limit
+        fits = _call("peak_of", maker="onnxremat_side", folder=str(target)) <= limit
         shutil.rmtree(target)
         if fits:
             found["onnxremat at the limit"] = {"compiled": result, "largest": batch}

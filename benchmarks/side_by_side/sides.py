@@ -43,9 +43,9 @@ class Measured:
         return {"peak": memory.peak_resident_bytes() - self._before}
 
 
-def peak_of(function: str, **arguments: Any) -> int:
-    """In a worker: the peak in bytes of one step of the side that ``function`` of this module makes."""
-    step: Measured = globals()[function](**arguments)
+def peak_of(maker: str, **arguments: Any) -> int:
+    """In a worker: the peak in bytes of one step of the side that ``maker`` of this module makes."""
+    step: Measured = globals()[maker](**arguments)
     step()
     return step.figures()["peak"]
 

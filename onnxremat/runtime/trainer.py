@@ -320,7 +320,18 @@ class Trainer:
             found[name] = np.asarray(array, spec.dtype, order="C")
             if spec in self.artifact.labels:
                 self._require_classes(spec, found[name])
+            self._require_rows(name, found[name])
         return found
+
+    def _require_rows(self, name: str, array: Array) -> None:
+        """Raise UsageError where an index is no row of the embedding that it is looked up in: the kernel would count -1 from the end."""
+        rows = self.artifact.manifest["source"].get("table_rows", {}).get(name)
+        if rows is None:
+            return
+        for part in _slices(array.reshape(-1)):
+            bad = part[(part < 0) | (part >= rows)]
+            if bad.size:
+                raise UsageError(f"'{name}' has the value {bad[0]}, and the model looks it up in a table of {rows} rows: mend the data")
 
     def _require_classes(self, spec: InputSpec, array: Array) -> None:
         """Raise UsageError where a label is negative and not what the loss ignores: the kernels would train -1 as the last class.
