@@ -53,7 +53,7 @@ def _grid_row(note: str, x: tuple[int, ...], grid: Sampler | Given, **attributes
         return F.grid_sample(
             x,
             grid,
-            {"linear": "bilinear"}.get(mode, mode),
+            {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode),
             attributes.get("padding_mode", "zeros"),
             bool(attributes.get("align_corners", 0)),
         )
@@ -155,6 +155,12 @@ ROWS = [
     _grid_row("3-D border", (1, 1, 3, 2, 4), _scattered(1, 2, 3, 2, 3), padding_mode="border", align_corners=1),
     _grid_row("nearest", (1, 2, 4, 3), _scattered(1, 3, 3, 2), mode="nearest"),
     _grid_row("nearest border", (1, 2, 4, 3), _scattered(1, 3, 3, 2), mode="nearest", padding_mode="border", align_corners=1),
+    *[
+        _grid_row(f"cubic {padding} align {align}", (2, 2, 4, 3), _scattered(2, 3, 4, 2), mode="cubic", padding_mode=padding, align_corners=align)
+        for padding in ("zeros", "border", "reflection")
+        for align in (0, 1)
+    ],
+    _grid_row("cubic of one entry", (1, 2, 1, 3), _scattered(1, 3, 3, 2), mode="cubic", padding_mode="reflection", align_corners=1),
     _grid_row("constant grid", (1, 2, 4, 3), const(np.linspace(-1.1, 1.2, 12).reshape(1, 3, 2, 2))),
     # Fourier transforms
     Row("DFT", [normal(2, 6, 2)], lambda x: _pair(torch.fft.fft(_complex(x), dim=1)), note="complex", step=0.25, float32_only=SINGLE),

@@ -133,6 +133,7 @@ POOLS = {
     "fold": lambda h: F.fold(h.reshape(2, 8, 6), (3, 4), 2),
     "Tensor.unfold": lambda h: h.unfold(1, 5, 3),
     "grid_sample of a volume": lambda h: F.grid_sample(volume(h), GRID.to(h.dtype), align_corners=False),
+    "grid_sample, bicubic": lambda h: F.grid_sample(volume(h)[:, :, 0], GRID[:, 0, ..., :2].to(h.dtype), mode="bicubic", align_corners=False),
     "grid_sample at": lambda h: F.grid_sample(volume(normal(h)), h.reshape(2, 2, 2, 4, 3).tanh(), align_corners=False),
     "interpolate": lambda h: F.interpolate(image(h)[:, :, :3, :5], scale_factor=1.5, mode="bilinear"),
     "interpolate nearest": lambda h: F.interpolate(image(h)[:, :, :3, :5], scale_factor=1.5),
