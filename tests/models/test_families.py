@@ -13,7 +13,7 @@ from tests.models.training import TOLERANCE, assert_trains_as_torch
 #: More than a few seconds.
 SLOW = {"resnet50", "resnet101", "resnet18_digits", "mobilenet_v2", "mobilenet_v3_large", "efficientnet_b0", "t5", "bart", "whisper", "inception_v1"}
 #: So many ReLUs that on every batch some argument lies within rounding of the kink: compared with a smooth activation in their place.
-DEEP = {"resnet50", "resnet101"}
+DEEP = {"resnet50", "resnet101", "segnet"}
 NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in load_zoo()]
 
 
