@@ -113,11 +113,10 @@ def _lay_out(
     )
     _free_unread(graph, target)
     _protect_overwritten(graph, target)
-    if target.tokens:
-        order_by_tokens(graph, HELPER)
     if pen_bytes:
         _fence_pen(graph, pen_bytes, target)
     if target.tokens:
+        order_by_tokens(graph, HELPER)
         name_dimensions(graph)
     scheduled = ir.Model(graph, ir_version=model.ir_version, producer_name="onnxremat")
     note_writes(scheduled)
@@ -286,10 +285,8 @@ def _fence_pen(graph: ir.Graph, pen_bytes: int, target: Target) -> None:
     op = GraphBuilder(graph, prefix="pen_", before=first)
     op.metadata = {HELPER: "pen", PHASE: FORWARD}
     size = op.const(np.asarray([pen_bytes // 4], np.int64))
-    if target.tokens:  # a block of constant size would be a constant itself in a default session, and kept during the whole step
-        size = op.node("Reshape", size, op("Min", op("Size", graph.inputs[0]), np.zeros(1, np.int64)), like=[size])[0]
     block = op.node("ConstantOfShape", size, value=ir.tensor(np.zeros(1, np.float32)), like=[((pen_bytes // 4,), ir.DataType.FLOAT)])[0]
-    # What the sizes above leave are holes of one granule each, in front: there the fence must be larger to lie behind the block.
+    # What the sizes of tokens leave are holes of one granule each, in front: there the fence must be larger to lie behind the block.
     # On a GPU a size would lie in the host's memory, and so be no fence.
     wide = target.tokens or target.on_gpu
     fence = op("Gather", block, np.zeros(_WIDE_FENCE, np.int64)) if wide else op("Size", block)
