@@ -68,10 +68,8 @@ def row_of(case: Case, target: str, folder: Path, options: argparse.Namespace) -
         case, folder / "artifact", options.budget, target=target, costs="analytic", verify=False, time_limit=options.time_limit
     )
     given = {"artifact": str(artifact.path), "threads": options.threads}
-    runs = in_turns({way: ("benchmarks.default_arena:Steps", {**given, "way": way}) for way in WAYS}, options.turns)
-    for way, run in runs.items():
-        if run.error:
-            raise SystemExit(f"{case.name}, {target}, {way}: {run.error}")
+    made = in_turns({way: ("benchmarks.default_arena:Steps", {**given, "way": way}) for way in WAYS}, options.turns)
+    runs = {way: run.complete() for way, run in made.items()}
     predicted = artifact.manifest["memory"]["peak_predicted_bytes"]
     return [
         case.name,

@@ -29,6 +29,12 @@ class Runs:
     figures: dict[str, Any] = field(default_factory=dict)
     error: str = ""
 
+    def complete(self) -> Runs:
+        """These; raises RuntimeError where the process stopped before the end."""
+        if self.error:
+            raise RuntimeError(self.error)
+        return self
+
 
 def in_turns(makers: Mapping[str, tuple[str, Mapping[str, Any]]], turns: int) -> dict[str, Runs]:
     """Steps of several processes, in turns.

@@ -101,7 +101,7 @@ def main() -> None:
                 "ort": {"artifact": str(target), "threads": options.threads},
             }
             makers = {side: (f"benchmarks.unscheduled:{side}_step", given) for side, given in arguments.items()}
-            seconds = {side: run.seconds for side, run in in_turns(makers, options.turns).items()}
+            seconds = {side: run.complete().seconds for side, run in in_turns(makers, options.turns).items()}
             medians = [f"{statistics.median(seconds[side]):.3f}" for side in makers]
             low, _, high = statistics.quantiles([o / t for o, t in zip(seconds["ort"], seconds["torch"], strict=True)], n=4)
             ratios = [f"{ratio(seconds['ort'], seconds['torch']):.2f}", f"{low:.2f} to {high:.2f}"]

@@ -10,8 +10,8 @@ from .forward_graph import PADDING_INDEX
 
 __all__ = ["looked_up_inputs", "mark_padding_rows", "padding_row"]
 
-#: Operators that move indices and leave them what they are.
-_MOVES = ("Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
+#: Operators that move all of the indices and leave them what they are; of parts (columns of a table's own) nothing is said.
+_MOVES = ("Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
 
 def padding_row(node: fx.Node) -> int | None:
@@ -31,8 +31,8 @@ def mark_padding_rows(model: ir.Model) -> None:
 
 
 def looked_up_inputs(model: ir.Model) -> dict[int, int]:
-    """Number of a graph input -> rows of the smallest table in which an ``aten.embedding`` looks it up."""
-    numbers = {value: i for i, value in enumerate(model.graph.inputs)}
+    """Number of an integer graph input -> rows of the smallest table in which an ``aten.embedding`` looks all of it up."""
+    numbers = {value: i for i, value in enumerate(model.graph.inputs) if value.dtype is not None and value.dtype.is_integer()}
     found: dict[int, int] = {}
     for node in model.graph:
         origin = node.meta.get("node")

@@ -280,7 +280,10 @@ def _free_unread(graph: ir.Graph, target: Target) -> None:
 
 
 def _fence_pen(graph: ir.Graph, pen_bytes: int, target: Target) -> None:
-    """Make a block of memory first, put a small tensor that lives to the end behind it, and free the block: a pen for small buffers."""
+    """Make a block of memory first, put a small tensor that lives to the end behind it, and free the block: a pen for small buffers.
+
+    Where tokens force the order, they are to be laid through these nodes too, or another order would let the fence go at once.
+    """
     first = next(iter(graph))
     op = GraphBuilder(graph, prefix="pen_", before=first)
     op.metadata = {HELPER: "pen", PHASE: FORWARD}

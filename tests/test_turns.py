@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 
+import pytest
+
 from benchmarks.turns import in_turns, ratio
 
 
@@ -47,7 +49,9 @@ def test_one_that_fails_stops_no_other() -> None:
     }
     runs = in_turns(makers, turns=2)
     assert runs["fails"].error == "ValueError: no kernel" and runs["dies"].error == "the process ended"
-    assert len(runs["runs"].seconds) == 2 and not runs["runs"].error
+    assert len(runs["runs"].complete().seconds) == 2
+    with pytest.raises(RuntimeError, match="no kernel"):
+        runs["fails"].complete()
 
 
 def test_ratios_are_of_neighbouring_turns() -> None:

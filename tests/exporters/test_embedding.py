@@ -27,12 +27,29 @@ class Tagger(nn.Module):
         return self.tokens(ids.reshape(-1).long()) + self.segments(segments).reshape(-1, 8) + self.biases[offsets].reshape(-1, 8)
 
 
+class Columns(nn.Module):
+    """Each column of the input has a table of its own, and the last is a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList([nn.Embedding(rows, 4) for rows in (9, 2)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = (table(x[:, i]) for i, table in enumerate(self.tables))
+        return torch.cat([first, second, x[:, 2:].float()], 1)
+
+
 def specs(high: int = 50) -> list[InputSpec]:
     return [InputSpec.parse(text) for text in (f"ids=2x4:int32:{high}", "segments=2x4:int64:3", "offsets=2x4:int64:7")]
 
 
 def test_tables_that_inputs_are_looked_up_in_are_known() -> None:
     assert export_torch(Tagger(), specs(), loss="mse").source["table_rows"] == {"ids": 50, "segments": 3}
+
+
+def test_of_columns_with_tables_of_their_own_nothing_is_said() -> None:
+    """Rows of one are none of the other: a bound for the whole input would refuse what is right."""
+    assert export_torch(Columns(), [InputSpec.parse("x=6x3:int64:9")], loss="mse").source["table_rows"] == {}
 
 
 def test_indices_drawn_beyond_the_table_are_refused() -> None:
