@@ -66,6 +66,7 @@ def block_convolutions(op: GraphBuilder) -> None:
         name, result.name = result.name, op.fresh(f"{result.name}_plain")
         plain.name = name
         op.graph.remove(node, safe=True)
+        _remove_unused(op.graph, w.value)
     op.before, op.metadata = None, {}
 
 
@@ -80,11 +81,35 @@ def _gains(node: ir.Node) -> bool:
     return x[1] % _BLOCK == 0 or (x[1] <= _FEW_CHANNELS and math.prod(w[1:]) >= _WINDOW)
 
 
+def _remove_unused(graph: ir.Graph, value: ir.Value | None) -> None:
+    """Remove what led to a value that nothing reads any more."""
+    node = value.producer() if value is not None else None
+    if node is not None and not any(v.uses() or v.is_graph_output() for v in node.outputs):
+        inputs = list(node.inputs)
+        graph.remove(node, safe=True)
+        for one in inputs:
+            _remove_unused(graph, one)
+
+
 def _reorder(op: GraphBuilder, x: Expr) -> Expr:
     return op("ReorderInput", x, domain=NCHWC, like=[x])
 
 
 def _reorder_weights(op: GraphBuilder, w: Expr, few: bool) -> Expr:
     """OIHW to OIHW{i}{o}, or to OIHW{o} where the input channels are few (of a depthwise convolution: one)."""
-    inner = w if few or w.shape[1] == 1 else _reorder(op, w)
+    inner = w if few or w.shape[1] == 1 else _reorder_inputs(op, w)
     return _reorder(op, inner.reshape([1, w.shape[0], 1, math.prod(w.shape[1:])])).reshape(w.shape)
+
+
+def _reorder_inputs(op: GraphBuilder, w: Expr) -> Expr:
+    """OIHW to OIHW{i}; without a detour where the input channels were the last axis before (adjoint weights)."""
+    reshape = w.value.producer()
+    transpose = reshape.inputs[0].producer() if reshape is not None and reshape.op_type == "Reshape" and reshape.inputs[0] is not None else None
+    if transpose is None or transpose.op_type != "Transpose" or tuple(transpose.attributes["perm"].as_ints()) != (0, 2, 1):
+        return _reorder(op, w)
+    (rows,) = transpose.inputs
+    assert rows is not None
+    outs, ins, *window = w.shape
+    if static_shape(rows) != (outs, math.prod(window), ins):
+        return _reorder(op, w)
+    return op("ReorderInput", op.wrap(rows).reshape([outs, *window, ins]), channels_last=1, domain=NCHWC, like=[w])

@@ -11,6 +11,7 @@ import onnx_ir as ir
 import pytest
 
 from onnxremat import nchwc
+from onnxremat.autodiff.rules_conv import adjoint_weights
 from onnxremat.errors import UsageError
 from onnxremat.graph import GraphBuilder
 from onnxremat.nchwc import NCHWC, block_convolutions, resolve_layout
@@ -106,6 +107,26 @@ def test_convolutions_of_one_input_share_its_reorder() -> None:
     # One of the input, two of each weight.
     assert kinds(model).count(f"{NCHWC}:ReorderInput") == 5
     np.testing.assert_allclose(run(model), expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("group", [1, 32])
+@pytest.mark.parametrize("window", [(3, 3), (3, 2), (1, 5)])
+def test_the_weights_of_an_adjoint_convolution_take_no_detour(group: int, window: tuple[int, int]) -> None:
+    def graph(blocked: bool) -> ir.Model:
+        model = conv_graph((2, 32, 16, 16), (32, 32 // group, *window), group=group)
+        (conv,) = model.graph
+        op = GraphBuilder(model.graph, before=conv)
+        conv.replace_input_with(1, adjoint_weights(op.wrap(model.graph.inputs[1]), group).value)
+        if blocked:
+            block_convolutions(op)
+        return model
+
+    plain, blocked = graph(False), graph(True)
+    assert f"{NCHWC}:Conv" in kinds(blocked)
+    # Straight from the reversed rows to the blocks (depthwise weights have one input channel: nothing to order).
+    assert kinds(blocked).count(":Transpose") == (1 if group == 1 else 2)
+    expected, found = run(plain), run(blocked)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
 
 
 def test_every_value_keeps_a_static_shape() -> None:

@@ -43,16 +43,20 @@ def _conv_weight_gradient(op: Any, g: Expr, x: Expr, w: Expr, geometry: dict[str
 def adjoint_weights(w: Expr, group: int) -> Expr:
     """The weights of the adjoint convolution: input and output channels of each group exchanged, the window reversed.
 
-    Whole rows are moved wherever possible: a Slice with negative steps goes element by element.
+    While the window is reversed, the channels that become input channels are the last axis: Gather moves rows of them (a Slice with negative
+    steps goes element by element), and blocked convolutions can take them from there.
     """
-    outs, ins, taps = w.shape[0], w.shape[1], int(np.prod(w.shape[2:]))
-    if taps > 1:
-        rows = w.reshape([outs * ins, taps]).transpose([1, 0])
-        w = w.op("Gather", rows, np.arange(taps)[::-1].copy(), axis=0).transpose([1, 0]).reshape(w.shape)
-    if group == 1:
+    outs, ins, window = w.shape[0] // group, w.shape[1], w.shape[2:]
+    taps = math.prod(window)
+    shape = [group * ins, outs, *window]
+    if group > 1:
+        w = w.reshape([group, outs, ins, taps]).transpose([0, 2, 3, 1])
+    elif taps > 1:
+        w = w.reshape([outs, ins, taps]).transpose([1, 2, 0])
+    else:
         return w.transpose([1, 0, *range(2, w.rank)])
-    exchanged = w.reshape([group, outs // group, ins, taps]).transpose([0, 2, 1, 3])
-    return exchanged.reshape([group * ins, outs // group, *w.shape[2:]])
+    rows = w.reshape([group * ins, taps, outs])
+    return rows.op("Gather", rows, np.arange(taps)[::-1].copy(), axis=1).transpose([0, 2, 1]).reshape(shape)
 
 
 def _conv_input_gradient(op: Any, g: Expr, x: Expr, w: Expr, geometry: dict[str, Any]) -> Expr:
