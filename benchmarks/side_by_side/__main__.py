@@ -3,8 +3,8 @@
     python -m benchmarks.side_by_side -o DIR [--turns 7] [--budgets 100%,70%,50%,35%] [--batches] [MODEL ...]
 
 Every side runs forward, backward and AdamW on the same batch with the same threads, each in a process of its own, and they take turns step by
-step.  Times are medians; relative ones are medians of the ratios of neighbouring turns.  Results are kept in DIR, one file a model, and a model
-that has one is not run again.  ``--batches`` also looks for the largest batch in the memory that torch eager needs for the given one.
+step.  Times are medians; relative ones are medians of the ratios of neighbouring turns.  Results are kept in DIR, one file a model, and what is
+there is not run again.  ``--batches`` also looks for the largest batch in the memory that torch eager needs for the given one, up to 8 times that.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from onnxremat.runtime import worker
 HEADER = ["model", "batch", "side", "step s", "time", "peak MiB", "peak", "mapped MiB", "largest batch"]
 TORCH = ("eager", "checkpoint", "budget 0.5")
 _MOST = 8
+#: Of each side its seconds, peak, and more.
+Found = dict[str, dict[str, Any]]
 
 
 def _call(job: str, **arguments: Any) -> Any:
@@ -41,15 +43,14 @@ def _attempt(work: Callable[[], Any]) -> Any:
         return {"error": " ".join(str(error).split())[-160:]}
 
 
-def compare(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """All sides of one model: side -> seconds, peak, and more."""
+def compare(name: str, found: Found, folder: Path, options: argparse.Namespace) -> Found:
+    """All sides of one model: side -> seconds, peak, and more, added to what is found."""
     model = MODELS[name]
-    found: dict[str, dict[str, Any]] = {}
     sides: dict[str, tuple[str, dict[str, Any]]] = {}
     for how in TORCH:
         sides[f"torch {how}"] = "torch_side", {"model": name, "batch": model.batch, "how": how}
     generated = folder / "generated"
-    generated.mkdir(parents=True)
+    generated.mkdir()
     written = {"model": name, "batch": model.batch, "folder": str(generated)}
     failed = _attempt(lambda: _call("generate_job", **written))
     if failed:
@@ -75,22 +76,24 @@ def compare(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
     for how in TORCH:
         if "error" not in found[f"torch {how}"]:
             found[f"torch {how}"]["mapped"] = _call("peak_of", maker="torch_side", model=name, batch=model.batch, how=how, mapped=True)
-    if options.batches:
-        _largest_batches(name, found, folder, options.time_limit)
     return found
 
 
-def _largest_batches(name: str, found: dict[str, dict[str, Any]], folder: Path, time_limit: float) -> None:
-    """The largest batch of each side in the memory that torch eager needs at the given one, judged by what is best for torch."""
+def largest_batches(name: str, found: Found, folder: Path, options: argparse.Namespace) -> Found:
+    """Adds the largest batch of each side in the memory that torch eager needs at the given one, judged by what is best for torch."""
     model = MODELS[name]
     limit = found["torch eager"]["mapped"]
+    # A process of ours holds its session besides what is planned: a budget leaves room for that.
+    compiled = [entry for entry in found.values() if "compiled" in entry and "peak" in entry]
+    session = max((entry["peak"] - entry["compiled"]["peak_predicted_bytes"] for entry in compiled), default=0) + limit // 100
+    plan = {"budget": str(limit - session), "limit": options.time_limit}
 
     def torch_fits(how: str) -> Callable[[int], bool]:
         return lambda batch: bool(_call("peak_of", maker="torch_side", model=name, batch=batch, how=how, mapped=True) <= limit)
 
     def compiles(batch: int) -> bool:
         target = folder / f"batch_{batch}"
-        result = _attempt(lambda: _call("compile_job", model=name, batch=batch, folder=str(target), budget=str(limit), limit=time_limit))
+        result = _attempt(lambda: _call("compile_job", model=name, batch=batch, folder=str(target), **plan))
         if "error" in result:
             return False
         fits = _call("peak_of", maker="onnxremat_side", folder=str(target)) <= limit
@@ -104,6 +107,7 @@ def _largest_batches(name: str, found: dict[str, dict[str, Any]], folder: Path, 
         if "error" not in found[f"torch {how}"]:
             found[f"torch {how}"]["largest"] = largest_batch(torch_fits(how), model.batch, _MOST * model.batch)
     largest_batch(compiles, model.batch, _MOST * model.batch)
+    return found
 
 
 def rows(name: str, found: dict[str, Any]) -> list[list[str]]:
@@ -144,13 +148,19 @@ def main() -> None:
     every: list[list[str]] = []
     for name in options.models:
         path = options.output / f"{name.replace(' ', '_').replace(',', '')}.json"
-        if not path.exists():
-            folder = options.output / "work"
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        folder = options.output / "work"
+        todo = [] if found else [compare]
+        if options.batches and "largest" not in found.get("torch eager", {}):
+            todo.append(largest_batches)
+        for work in todo:
             shutil.rmtree(folder, ignore_errors=True)
-            write_text(path, json.dumps(compare(name, options, folder), indent=1))
+            folder.mkdir()
+            found = work(name, found, folder, options)
+            write_text(path, json.dumps(found, indent=1))
             shutil.rmtree(folder, ignore_errors=True)
-        every += rows(name, json.loads(path.read_text(encoding="utf-8")))
-        print(table(HEADER, rows(name, json.loads(path.read_text(encoding="utf-8")))), flush=True)
+        every += rows(name, found)
+        print(table(HEADER, rows(name, found)), flush=True)
     print()
     print(table(HEADER, every))
 
