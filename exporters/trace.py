@@ -24,6 +24,7 @@ from .errors import ExportError
 from .functional import stand_ins
 from .masked_selections import resolve_selections
 from .module_copy import copy_module
+from .module_state import left_as_it_was, new_buffers
 from .no_grad import inline_grad_regions
 from .places import user_line
 from .quiet import quiet
@@ -121,11 +122,15 @@ def _trace(module: nn.Module, names: Sequence[str], example: Sequence[torch.Tens
         if not flat:
             raise ExportError(f"{type(module).__name__}.forward", "it returns no tensor", "return the tensors that the loss needs")
         recorded[:] = [name for name, _ in flat]
-        return (*(tensor for _, tensor in flat), *(module.get_buffer(name).clone() for name in buffers))
+        values = [module.get_buffer(name).clone() for name in buffers]
+        take_off()
+        return (*(tensor for _, tensor in flat), *values)
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
+        stack.enter_context(left_as_it_was(module))
+        take_off = stack.enter_context(new_buffers(module))
         stack.enter_context(_override(module, "forward", flat_forward))
         for sub in module.modules():
             if isinstance(sub, nn.modules.batchnorm._BatchNorm) and sub.momentum is None and sub.training and sub.track_running_stats:

@@ -189,6 +189,27 @@ class Masked(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, mask.to(x.dtype) if self.additive else mask, dropout_p=0.1)
 
 
+class Remembering(nn.Module):
+    """It leaves on itself what it computes: a buffer, entries of a dictionary and a list, an auxiliary loss, a count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out, self.tables, self.seen, self.calls = nn.Linear(8, 5), {}, [], 0
+        self.register_buffer("bias", None, persistent=False)
+        self.later = nn.Module()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.bias is None:
+            self.register_buffer("bias", torch.arange(5.0), persistent=False)
+        if 5 not in self.tables:
+            self.tables[5] = torch.linspace(0, 1, 5)
+        y = self.out(x) + self.bias * self.tables[5]
+        self.calls += 1
+        self.seen.append(y)
+        self.last, self.later.auxiliary = y.detach(), y.square().mean()
+        return y * self.later.auxiliary
+
+
 IDS = "x=4x6:int64:11"
 MODELS: dict[str, tuple[Callable[[], nn.Module], list[str], str | None]] = {
     "padding row": (lambda: nn.Sequential(nn.Embedding(11, 6, padding_idx=2), nn.Linear(6, 3)), [IDS], "mse"),
@@ -205,6 +226,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], list[str], str | None]] = {
     "scripted function": (Scripted, ["x=4x8"], "mse"),
     "buffers written as data": (Codes, ["x=4x8"], "mse"),
     "any keywords": (Keywords, ["x=4x8", "scale=4x5"], "mse"),
+    "remembering": (Remembering, ["x=4x8"], "mse"),
     "vmap over a parameter": (Ensemble, ["x=4x8"], "mse"),
     "checkpoint": (lambda: Checkpointed(False), ["x=4x8"], "mse"),
     "reentrant checkpoint": (lambda: Checkpointed(True), ["x=4x8"], "mse"),
@@ -229,6 +251,17 @@ def test_it_trains_as_torch(name: str) -> None:
     build, inputs, loss = MODELS[name]
     torch.default_generator.manual_seed(0)
     assert_trains_as_torch(build(), inputs, (), loss)
+
+
+def test_a_module_is_left_as_it_was() -> None:
+    module = Remembering()
+    seen, tables = module.seen, module.tables
+    before = {name: dict(vars(sub)) for name, sub in module.named_modules()}
+    export_torch(module, [InputSpec("x", (4, 8))], (), "mse")
+    assert {name: dict(vars(sub)) for name, sub in module.named_modules()} == before
+    assert seen is module.seen and tables is module.tables and not seen and not tables and module.bias is None
+    module(torch.zeros(4, 8)).sum().backward()
+    assert type(module.bias) is torch.Tensor
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
