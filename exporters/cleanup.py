@@ -26,6 +26,8 @@ RANDOM_OPS = frozenset({"Dropout", "RandomUniform", "RandomNormal", "RandomUnifo
 """Operators that draw numbers: never folded, never merged."""
 _SEQUENCES = frozenset({"SequenceEmpty", "SequenceConstruct", "SequenceInsert", "SequenceErase", "SplitToSequence"})
 _FEW = 1024
+_LONG = 1 << 16
+"""Elements of a vector from which on data propagation is left out: onnx notes a dimension of 140 bytes for each one at each step."""
 _FOLD_BYTES = 64 << 20
 """Constants above this many bytes are computed at run time: folding them would make them resident for good."""
 
@@ -83,7 +85,8 @@ def _is_small(shape: ir.Value | None) -> bool:
 
 
 def _shapes(model: ir.Model) -> None:
-    """Shape inference with data propagation, strict about contradictions.
+    """Shape inference with data propagation (in graphs without long vectors; folding constants does as much, in more rounds), strict about
+    contradictions.
 
     What an earlier run knew only in part is asked for again: since then a constant may have been folded, and inference does not refine.
     """
@@ -95,10 +98,12 @@ def _shapes(model: ir.Model) -> None:
         if value.const_value is not None and value.shape is not None and not value.shape.is_static():
             value.shape = ir.Shape(value.const_value.shape.numpy())
     _mark_sequences(model)
+    vectors = (v.shape for node in model.graph for v in node.outputs if v.shape is not None and len(v.shape) == 1)
+    short = all(not isinstance(shape[0], int) or shape[0] < _LONG for shape in vectors)
     known = False
     while not known:  # what is behind a fused operator is inferred in the next round
         with quiet():
-            passes.ShapeInferencePass(check_type=True, strict_mode=True, data_prop=True)(model)
+            passes.ShapeInferencePass(check_type=True, strict_mode=True, data_prop=short)(model)
             _mark_sequences(model)
         known = not infer_fused_shapes(model)
 

@@ -105,6 +105,7 @@ def _write(state: Selections, node: fx.Node) -> bool:
         written = _indices(state, indices)
         if written is not None:
             node.args = (target, written, values, *rest)
+            state.edit.evaluate(node)
             return True
     given = [(i, index) for i, index in enumerate(indices) if index is not None]
     if len(given) != 1 or given[0][1].meta["val"].dtype is not torch.bool or given[0][1] in state.selections:

@@ -13,6 +13,7 @@ from torch import nn
 
 from onnxremat.exporters import ExportError, InputSpec, export_torch
 from onnxremat.exporters.audit import BATCH_NORM, DETACH, DROPOUT, FROZEN_BATCH_NORM, RANDOM, graph_effects
+from onnxremat.runtime import memory
 from tests.exporters.support import close, op_counts, run_onnx, same_as_torch, sample_all, x
 
 
@@ -447,3 +448,17 @@ def test_export_is_deterministic() -> None:
         return proto.SerializeToString(deterministic=True)
 
     assert build() == build()
+
+
+def test_long_vectors_take_no_memory_for_each_element() -> None:
+    # onnx's data propagation notes a dimension for each element of a vector, at each operator.
+    def flattened(self: Any, image: torch.Tensor) -> torch.Tensor:
+        flat = self.layer(image).flatten()
+        rows = torch.stack([flat, flat * 2.0, flat.abs() + 1.0], -1)
+        return rows[torch.arange(0, len(rows), 2)].square().mean()
+
+    memory.reset_peak()
+    before = memory.resident_bytes()
+    graph = export_torch(Apply(flattened, layer=nn.Linear(1000, 1000)), [InputSpec("image", (2000, 1000))])
+    assert graph.model.graph.outputs[0].shape == ()
+    assert memory.peak_resident_bytes() - before < 400 << 20

@@ -180,7 +180,17 @@ def test_reductions_of_what_masks_of_data_select() -> None:
     assert_trains_as_torch(REDUCTIONS, SOMETIMES)
 
 
+def self_loops_doubled(h: torch.Tensor, m: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """As graph networks treat edges: a constant mask selects, and another writes to what depends on the model."""
+    ends = torch.tensor([[0, 1, 2, 2, 3], [1, 1, 0, 2, 2]])
+    ends = torch.cat([ends[:, ends[1] != 0], torch.tensor([[0], [0]])], 1)
+    weight = h[ends[0], 0] * h[ends[1], 1]
+    weight[ends[0] == ends[1]] *= 2.0
+    return torch.zeros(4).index_add(0, ends[1], weight.sin())
+
+
 CONSTANT: dict[str, Function] = {
+    "written to what another selected": self_loops_doubled,
     "off the diagonal": lambda h, m, c: matrix(h)[~torch.eye(4, dtype=torch.bool)].view(4, -1).softmax(1),
     "triangle": lambda h, m, c: matrix(h)[torch.ones(4, 4).triu(1) == 1],
     "written": constant_parts,
