@@ -48,15 +48,15 @@ def adjoint_weights(w: Expr, group: int) -> Expr:
     """
     outs, ins, window = w.shape[0] // group, w.shape[1], w.shape[2:]
     taps = math.prod(window)
-    shape = [group * ins, outs, *window]
-    if group > 1:
-        w = w.reshape([group, outs, ins, taps]).transpose([0, 2, 3, 1])
-    elif taps > 1:
-        w = w.reshape([outs, ins, taps]).transpose([1, 2, 0])
-    else:
+    if group == taps == 1:
         return w.transpose([1, 0, *range(2, w.rank)])
-    rows = w.reshape([group * ins, taps, outs])
-    return rows.op("Gather", rows, np.arange(taps)[::-1].copy(), axis=1).transpose([0, 2, 1]).reshape(shape)
+    if group == 1:
+        rows = w.reshape([outs, ins, taps]).transpose([1, 2, 0])
+    else:
+        rows = w.reshape([group, outs, ins, taps]).transpose([0, 2, 3, 1]).reshape([group * ins, taps, outs])
+    if taps > 1:
+        rows = rows.op("Gather", rows, np.arange(taps)[::-1].copy(), axis=1)
+    return rows.transpose([0, 2, 1]).reshape([group * ins, outs, *window])
 
 
 def _conv_input_gradient(op: Any, g: Expr, x: Expr, w: Expr, geometry: dict[str, Any]) -> Expr:
